@@ -375,7 +375,7 @@ class Eviction(NamedTuple):
     switches: int
 
 @final
-class IdleTurn(NamedTuple):
+class IdleStep(NamedTuple):
     """The result of drop_idle(): `pages` of the present namespace were dropped so far.
 
     `namespace` is the one that has no pages left, if there is one.
@@ -811,13 +811,13 @@ class Owner:
     def space(self, digest: bytes, name: str, page_tokens: int, window: int, group: int, /) -> int:
         """Returns the number of a namespace, created on first use; -1 if all namespaces of a full table have pages.
 
-        The number means this namespace only until the next turn of the event loop, unless the namespace has pages.
+        The number means this namespace only until the next iteration of the event loop, unless the namespace has pages.
         """
 
     def spare_spaces(self) -> int:
         """Returns how many more namespaces the table has room for."""
 
-    def drop_idle(self, idle_ns: int, budget: int, /) -> IdleTurn:
+    def drop_idle(self, idle_ns: int, budget: int, /) -> IdleStep:
         """Drops namespaces that were not used for idle_ns, the oldest first. It checks about `budget` pages."""
     def reserve(
         self,

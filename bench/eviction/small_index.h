@@ -87,7 +87,7 @@ static inline uint32_t match(pt_owner *o, const uint8_t *keys, uint32_t count, u
 {
     uint32_t hits = 0, entry;
     while (hits < count && (entry = pt_entry_of(o, keys + hits * (size_t)PT_KEY_BYTES)) != PT_NONE &&
-           pt_true_state(o, entry) == PT_READABLE)
+           pt_correct_state(o, entry) == PT_READABLE)
         hits++;
     for (uint32_t at = 0; at < hits; at++)
         pt_stamp(o, pt_entry_of(o, keys + at * (size_t)PT_KEY_BYTES), now + hits - at);

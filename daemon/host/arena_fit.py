@@ -175,7 +175,7 @@ def _largest(room: int, need: Need, *, fixed: int, each: int) -> int:
 # (`bench/large_host.py`), and for evict.policy = cadence, which a reload may set, 4 for the leaves and 3 for the guard.
 _ENTRY_BYTES = 31
 # What it remembers of pages that left: four records of 12 bytes for each entry (`shm/core/daemon/cadence/ghosts.h`).
-_DEPARTED_ENTRY_BYTES, _MOST_DEPARTED_BYTES = 48, 64 << 20
+_GHOSTS_ENTRY_BYTES, _MOST_GHOSTS_BYTES = 48, 64 << 20
 # RssAnon of the HTTP process, after a scrape, is 20 MiB.
 _HTTP_BYTES = 24 << 20
 # RssAnon of the disk worker is 18 MiB. The rest is what LMDB keeps of the transactions of its largest batch.
@@ -235,8 +235,8 @@ def _index_of_disk(geometry: Geometry) -> int:
 def processes_of(config: Config) -> Processes:
     """Returns what the daemon takes beside its segments, with HTTP and the disk worker if configured."""
     serves_http = config.metrics.listen is not None or config.http.listen
-    departed = min(config.entries * _DEPARTED_ENTRY_BYTES, _MOST_DEPARTED_BYTES)
-    daemon = Processes().fixed + config.entries * _ENTRY_BYTES + departed + (_HTTP_BYTES if serves_http else 0)
+    ghosts = min(config.entries * _GHOSTS_ENTRY_BYTES, _MOST_GHOSTS_BYTES)
+    daemon = Processes().fixed + config.entries * _ENTRY_BYTES + ghosts + (_HTTP_BYTES if serves_http else 0)
     disk = config.disk
     if not disk.size:
         return Processes(fixed=daemon)

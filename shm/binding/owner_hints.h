@@ -67,7 +67,7 @@ static PyObject *owner_keep_at_most(Owner *self, PyObject *args)
     if (!owner_ready(self) || !PyArg_ParseTuple(args, "K", &frames))
         return NULL;
     if (self->shared.cadence)
-        pt_keep_at_most(&self->shared.cadence->kept, frames, pt_now_ns());
+        pt_keep_at_most(&self->shared.cadence->keeps, frames, pt_now_ns());
     Py_RETURN_NONE;
 }
 
@@ -77,8 +77,8 @@ static PyObject *owner_kept(Owner *self, PyObject *unused)
     (void)unused;
     if (!owner_ready(self))
         return NULL;
-    static const pt_kept nothing;
-    const pt_kept *k = self->shared.cadence ? &self->shared.cadence->kept : &nothing;
+    static const pt_keeps nothing;
+    const pt_keeps *k = self->shared.cadence ? &self->shared.cadence->keeps : &nothing;
     uint64_t frames = pt_kept_frames(k, pt_now_ns());
     return record_of_numbers(KeptPages, (uint64_t[]){frames, k->ended_early}, 2);
 }

@@ -165,7 +165,7 @@ static PyObject *owner_settle(Owner *self, PyObject *args)
     if (!owner_ready(self) || !PyArg_ParseTuple(args, "|I", &most))
         return NULL;
     if (most)
-        pt_settle_turn(&self->shared, pt_now_ns(), most);
+        pt_settle_first(&self->shared, pt_now_ns(), most);
     else
         pt_settle_all(&self->shared, pt_now_ns());
     return PyLong_FromUnsignedLong(self->shared.view.header->open_entries);
@@ -326,7 +326,7 @@ static PyObject *owner_spare_spaces(Owner *self, PyObject *unused)
     return owner_ready(self) ? PyLong_FromUnsignedLong(pt_spare_spaces(&self->shared.view)) : NULL;
 }
 
-/* drop_idle(idle_ns, budget) -> IdleTurn(result, pages, namespace): one pt_idle_turn; namespace: the
+/* drop_idle(idle_ns, budget) -> IdleStep(result, pages, namespace): one pt_idle_step; namespace: the
  * record of the namespace that was dropped. */
 static PyObject *owner_drop_idle(Owner *self, PyObject *args)
 {
@@ -335,12 +335,12 @@ static PyObject *owner_drop_idle(Owner *self, PyObject *args)
     if (!owner_ready(self) || !PyArg_ParseTuple(args, "KI", &idle, &budget))
         return NULL;
     uint64_t now = pt_now_ns();
-    enum pt_idle_found found = pt_idle_turn(&self->shared, idle < now ? now - idle : 0, now, budget);
+    enum pt_idle_found found = pt_idle_step(&self->shared, idle < now ? now - idle : 0, now, budget);
     const pt_idle *i = &self->shared.idle;
     PyObject *space = found == PT_IDLE_DROPPED ? describe_space(&self->shared.view, i->space) : Py_NewRef(Py_None);
     PyObject *result = space ? PyObject_CallFunction(IdleResult, "i", (int)found) : NULL;
     if (result)
-        return record_of(IdleTurn, Py_BuildValue("(NKN)", result, (unsigned long long)i->pages, space));
+        return record_of(IdleStep, Py_BuildValue("(NKN)", result, (unsigned long long)i->pages, space));
     Py_XDECREF(space);
     return NULL;
 }

@@ -21,7 +21,7 @@ static void describe_ordered(pt_owner *o, const uint32_t *entries, uint32_t coun
 {
     for (uint32_t i = 0; i < count; i++) {
         const pt_entry *e = &o->view.entries[entries[i]];
-        uint64_t tick = pt_true_tick(o, entries[i], now);
+        uint64_t tick = pt_correct_tick(o, entries[i], now);
         memcpy(fields[0] + 4 * i, &entries[i], 4);
         memcpy(fields[1] + 8 * i, &e->serial, 8);
         memcpy(fields[2] + PT_KEY_BYTES * i, e->key, PT_KEY_BYTES);

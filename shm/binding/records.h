@@ -49,7 +49,7 @@ static const char *const sizes_fields[] = {
 static const char *const layout_fields[] = {"size", "fields", NULL};
 
 static PyObject *IndexHeader, *AttachmentCounts, *AttachmentRecord, *NamespaceRecord, *ReservedPages, *PagesToWrite,
-    *FlushedPages, *DeviceUsage, *UnwrittenPages, *Eviction, *SampledLookups, *LookupCurve, *KeptPages, *IdleTurn,
+    *FlushedPages, *DeviceUsage, *UnwrittenPages, *Eviction, *SampledLookups, *LookupCurve, *KeptPages, *IdleStep,
     *SegmentSizes, *StructLayout, *SeenEvents;
 
 static const struct {
@@ -70,7 +70,7 @@ static const struct {
     {"SampledLookups", lookups_fields, &SampledLookups},
     {"LookupCurve", curve_fields, &LookupCurve},
     {"KeptPages", kept_fields, &KeptPages},
-    {"IdleTurn", idle_fields, &IdleTurn},
+    {"IdleStep", idle_fields, &IdleStep},
     {"SegmentSizes", sizes_fields, &SegmentSizes},
     {"StructLayout", layout_fields, &StructLayout},
     {"SeenEvents", seen_events_fields, &SeenEvents},

@@ -110,7 +110,7 @@ static inline bool pt_make_on_disk(pt_owner *o, const pt_stored *page)
 }
 
 /* Frees the entry of a page that is only on disk, and drops the page from the disk. Returns false while a reader has
- * the entry pinned. The caller guarantees that pt_true_state is PT_ON_DISK. */
+ * the entry pinned. The caller guarantees that pt_correct_state is PT_ON_DISK. */
 static inline bool pt_free_on_disk(pt_owner *o, uint32_t entry)
 {
     if (!pt_retire(&o->view.locks[entry].word, PT_ON_DISK, PT_FREE))
@@ -145,12 +145,12 @@ static inline bool pt_disk_evict_one(pt_owner *o, pt_device *d, pt_need need, ui
             return false;
         pt_entry *e = &o->view.entries[entry];
         uint64_t bytes = e->size;
-        if ((tick = pt_true_tick(o, entry, now)) > c.tick) {
+        if ((tick = pt_correct_tick(o, entry, now)) > c.tick) {
             o->kind->used(c.list, entry, tick);
             continue;
         }
         bool gone = false;
-        switch (pt_true_state(o, entry)) {
+        switch (pt_correct_state(o, entry)) {
         case PT_READABLE:
             pt_drop_from_disk(o, entry);
             /* written again, it would evict a warmer page, which would be written again, and so on */
@@ -184,7 +184,7 @@ static inline uint64_t pt_frames_to_gain(const pt_owner *o, const pt_device *d, 
     for (uint32_t other = 0; d->listed[0] && other < o->tenants.count; other++) {
         pt_candidate c = pt_coldest_of(o, d->listed[other]);
         if (other == tenant || c.entry == PT_NONE ||
-            pt_turn_on_disk(o, d, c.entry, (pt_need){tenant, false}) == PT_STAYS)
+            pt_precedence_on_disk(o, d, c.entry, (pt_need){tenant, false}) == PT_STAYS)
             continue;
         uint64_t spare = pt_frames_on(d, other) - pt_least_frames(o->tenants.quotas[other].disk, d->frames);
         frames += spare < d->used_of[other] ? spare : d->used_of[other];
@@ -192,9 +192,9 @@ static inline uint64_t pt_frames_to_gain(const pt_owner *o, const pt_device *d, 
     return frames;
 }
 
-/* Returns whether a device has room for `frames` more frames of a tenant. Evicts pages from it if
- * necessary: this is the disk's own eviction at its cap, or at the tenant's maximum. None leaves once it is
- * clear that there will not be enough. */
+/* Evicts pages from a device until it has room for `frames` more frames of a tenant: this is the disk's own eviction at
+ * its cap, or at the tenant's maximum. Returns false, and evicts no more, once it is clear that there will not be
+ * enough. */
 static inline bool pt_disk_make_room(pt_owner *o, pt_device *d, uint32_t tenant, uint32_t frames, uint64_t now)
 {
     uint64_t most = pt_most_after(pt_frames_on(d, tenant), frames,

@@ -9,7 +9,7 @@
 static inline void pt_disk_forget(pt_owner *o, uint32_t entry, uint64_t now)
 {
     pt_entry *e = &o->view.entries[entry];
-    enum pt_state state = pt_true_state(o, entry);
+    enum pt_state state = pt_correct_state(o, entry);
     e->marks &= (uint8_t)~(PT_MARK_ORDERED | PT_MARK_SKIPPED);
     if (pt_tiers(e) & PT_TIER_DISK)
         pt_take_off_disk(o, entry);
@@ -26,7 +26,7 @@ static inline void pt_disk_forget(pt_owner *o, uint32_t entry, uint64_t now)
         break;
     case PT_READABLE:
         if (e->on_list != PT_LIST_OPEN)
-            pt_list(o, entry, pt_true_tick(o, entry, now));
+            pt_list(o, entry, pt_correct_tick(o, entry, now));
         break;
     default:
         break;
@@ -131,7 +131,7 @@ static inline pt_sum pt_unwritten(pt_owner *o)
     pt_sum sum = {0, 0, 0};
     for (uint32_t entry = 0; entry < o->view.entry_count; entry++) {
         pt_entry *e = &o->view.entries[entry];
-        if (pt_true_state(o, entry) != PT_READABLE || pt_tiers(e) & PT_TIER_DISK)
+        if (pt_correct_state(o, entry) != PT_READABLE || pt_tiers(e) & PT_TIER_DISK)
             continue;
         bool wanted = e->marks & PT_MARK_ORDERED || pt_wants_writing(o, entry);
         sum.pages += wanted;

@@ -52,14 +52,14 @@ static inline void pt_count_evicted(pt_owner *o, uint64_t bytes, bool lost)
     counters->disk_lost += lost;
 }
 
-/* Returns the coldest page of those whose turn it is. But a page that still has to be written to disk stays in favour
+/* Returns the coldest page of those that leave first. But a page that still has to be written to disk stays in favour
  * of one that loses nothing by its eviction, if that one is at least half as cold. */
 static inline pt_candidate pt_least_recently_used(const pt_owner *o, uint64_t before, uint64_t now)
 {
     pt_candidate ready = pt_first_in_memory(o, o->ready, before);
     pt_candidate unwritten = pt_first_in_memory(o, o->unwritten, before);
-    if (ready.turn != unwritten.turn)
-        return ready.turn < unwritten.turn ? ready : unwritten;
+    if (ready.precedence != unwritten.precedence)
+        return ready.precedence < unwritten.precedence ? ready : unwritten;
     if (unwritten.entry == PT_NONE || ready.tick <= unwritten.tick)
         return ready;
     if (ready.entry == PT_NONE || ready.tick > now)
@@ -72,7 +72,7 @@ static inline pt_candidate pt_least_recently_used(const pt_owner *o, uint64_t be
 static inline pt_candidate pt_chosen(pt_owner *o, uint32_t entry, uint64_t now)
 {
     pt_policy *list = o->ready[pt_tenant_of(o, entry)];
-    uint64_t tick = pt_true_tick(o, entry, now), listed = o->kind->listed(list, entry);
+    uint64_t tick = pt_correct_tick(o, entry, now), listed = o->kind->listed(list, entry);
     bool only_here = o->disk.open && !(pt_tiers(&o->view.entries[entry]) & PT_TIER_DISK);
     return (pt_candidate){list, entry, PT_LEAVES, only_here && listed < tick ? listed : tick};
 }
@@ -80,7 +80,7 @@ static inline pt_candidate pt_chosen(pt_owner *o, uint32_t entry, uint64_t now)
 /* Returns the page that should be evicted next, of those that were last used before `before`. */
 static inline pt_candidate pt_next_to_leave(pt_owner *o, uint64_t before, uint64_t now)
 {
-    pt_cadence_is_full(o);
+    pt_note_full_memory(o);
     uint32_t entry = pt_cadence_chooses(o) ? pt_least_leaf(o, before, now).entry : PT_NONE;
     if (entry != PT_NONE)
         return pt_chosen(o, entry, now);
@@ -129,12 +129,12 @@ static inline enum pt_try_evict pt_evict_candidate(pt_owner *o, pt_candidate c, 
         return PT_WARMER;
     }
     pt_prefetch_rest(o, &o->view.entries[c.entry]);
-    uint64_t bytes = o->view.entries[c.entry].size, tick = pt_true_tick(o, c.entry, now);
+    uint64_t bytes = o->view.entries[c.entry].size, tick = pt_correct_tick(o, c.entry, now);
     uint32_t before_it = pt_used_alike(o->cadence, c.entry);
     bool lost = c.list == o->unwritten[pt_tenant_of(o, c.entry)];
-    if (tick <= c.tick && pt_true_state(o, c.entry) == PT_READABLE && pt_drop_evicted(o, c.entry)) {
+    if (tick <= c.tick && pt_correct_state(o, c.entry) == PT_READABLE && pt_drop_evicted(o, c.entry)) {
         if (o->cadence)
-            pt_begin_run(o->cadence, before_it);
+            pt_set_next_leaf(o->cadence, before_it);
         pt_count_evicted(o, bytes, lost);
         pt_prefetch_next(o, c.list);
         return PT_EVICTED;
@@ -161,7 +161,7 @@ static inline void pt_list_truly(pt_owner *o, uint64_t now)
         bool pinned = atomic_load_explicit(&o->view.locks[entry].word, memory_order_relaxed) & PT_PINS;
         pt_policy *list = pinned ? NULL : pt_list_of(o, entry);
         if (list)
-            o->kind->used(list, entry, pt_true_tick(o, entry, now));
+            o->kind->used(list, entry, pt_correct_tick(o, entry, now));
     }
 }
 
@@ -198,10 +198,10 @@ static inline bool pt_end_own_keeps(pt_owner *o, uint64_t now)
  * page is kept. An eighth of all is so many that not each store walks all entries. */
 static inline bool pt_end_keeps(pt_owner *o, uint64_t now)
 {
-    uint64_t frames = o->cadence ? pt_kept_frames(&o->cadence->kept, now) : 0;
+    uint64_t frames = o->cadence ? pt_kept_frames(&o->cadence->keeps, now) : 0;
     if (!frames || o->tenants.need.own_only)
         return frames && pt_end_own_keeps(o, now);
-    pt_keep_at_most(&o->cadence->kept, frames - (frames + 7) / 8, now);
+    pt_keep_at_most(&o->cadence->keeps, frames - (frames + 7) / 8, now);
     pt_list_truly(o, now);
     return true;
 }
@@ -231,10 +231,10 @@ static inline bool pt_evict_offer(pt_owner *o, const pt_offer *offer, uint64_t n
            pt_evict_one(o, now, now);
 }
 
-static inline enum pt_turn pt_turn_wholly(const pt_owner *o, const pt_device *d, uint32_t entry)
+static inline enum pt_precedence pt_precedence_wholly(const pt_owner *o, const pt_device *d, uint32_t entry)
 {
-    enum pt_turn disk = pt_turn_on_disk(o, d, entry, o->tenants.need);
-    enum pt_turn memory = pt_list_of(o, entry) ? pt_turn_in_memory(o, entry) : disk;
+    enum pt_precedence disk = pt_precedence_on_disk(o, d, entry, o->tenants.need);
+    enum pt_precedence memory = pt_list_of(o, entry) ? pt_precedence_in_memory(o, entry) : disk;
     return disk > memory ? disk : memory;
 }
 
@@ -245,7 +245,8 @@ static inline pt_candidate pt_first_of_devices(const pt_owner *o, uint64_t befor
     for (const pt_device *d = o->disk.devices; d < o->disk.devices + PT_DEVICES; d++) {
         for (uint32_t tenant = 0; d->listed[0] && tenant < o->tenants.count; tenant++) {
             pt_candidate c = pt_coldest_of(o, d->listed[tenant]);
-            if (c.entry == PT_NONE || c.tick >= before || (c.turn = pt_turn_wholly(o, d, c.entry)) == PT_STAYS)
+            if (c.entry == PT_NONE || c.tick >= before ||
+                (c.precedence = pt_precedence_wholly(o, d, c.entry)) == PT_STAYS)
                 continue;
             first = pt_first(first, c);
         }
@@ -261,10 +262,10 @@ static inline bool pt_evict_wholly(pt_owner *o, uint64_t now)
         pt_candidate c = pt_first_of_devices(o, now);
         if (c.entry == PT_NONE)
             return false;
-        uint64_t bytes = o->view.entries[c.entry].size, tick = pt_true_tick(o, c.entry, now);
+        uint64_t bytes = o->view.entries[c.entry].size, tick = pt_correct_tick(o, c.entry, now);
         bool listed = pt_list_of(o, c.entry);
         bool may_go = tick <= c.tick && !pt_is_kept(o, c.entry, now) &&
-                      pt_true_state(o, c.entry) == (listed ? PT_READABLE : PT_ON_DISK);
+                      pt_correct_state(o, c.entry) == (listed ? PT_READABLE : PT_ON_DISK);
         if (may_go && (!listed || pt_drop_page(o, c.entry)) && pt_free_evicted(o, c.entry)) {
             PT_POINT("wholly.evicted");
             o->view.header->counters.disk_evicted++;

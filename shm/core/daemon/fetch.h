@@ -59,7 +59,7 @@ static inline pt_answer pt_fetch_one(pt_owner *o, const pt_request *r, pt_reader
 {
     uint32_t entry = pt_find_settled(o, key, r->now);
     if (entry != PT_NONE)
-        switch (pt_true_state(o, entry)) {
+        switch (pt_correct_state(o, entry)) {
         case PT_READABLE:
             return pt_answer_with(o, PT_PRESENT, entry);
         case PT_WRITING:

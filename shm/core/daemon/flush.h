@@ -12,7 +12,7 @@ typedef struct {
 static inline bool pt_flush_page(pt_owner *o, uint32_t entry, uint8_t tiers, uint64_t now)
 {
     pt_entry *e = &o->view.entries[entry];
-    if (pt_true_state(o, entry) == PT_ON_DISK)
+    if (pt_correct_state(o, entry) == PT_ON_DISK)
         return pt_free_on_disk(o, entry);
     if (tiers & PT_TIER_DISK && pt_tiers(e) & PT_TIER_DISK) {
         pt_drop_from_disk(o, entry);

@@ -4,7 +4,7 @@
  * Matches take no lock and send no message; their only trace is the ticks of pages. So the used_ns of a record is
  * a lower bound of its namespace's last use. It is believed after all pages of the namespace were walked, as the
  * tick in a policy is believed after the page's own tick was read (evict.h). A page that is pinned or open is in
- * use now. Walking and dropping are cut into turns. A store or a match between two turns ends them, so a page
+ * use now. Walking and dropping are cut into steps. A store or a match between two steps ends them, so a page
  * that is used again is never dropped. */
 #pragma once
 
@@ -14,7 +14,7 @@
 
 enum pt_idle_found {
     PT_IDLE_NOTHING, /* no namespace is idle */
-    PT_IDLE_MORE, /* the turn is over before everything was done */
+    PT_IDLE_MORE, /* the step is over before everything was done */
     PT_IDLE_DROPPED, /* the namespace in pt_idle has no pages any more */
 };
 
@@ -26,7 +26,7 @@ static inline uint64_t pt_page_used(pt_owner *o, uint32_t entry, uint64_t now)
     bool pinned = atomic_load_explicit(&o->view.locks[entry].word, memory_order_relaxed) & PT_PINS;
     if (e->on_list == PT_LIST_OPEN || (pinned && !(e->marks & PT_MARK_ORDERED)))
         return now;
-    return pt_true_tick(o, entry, now);
+    return pt_correct_tick(o, entry, now);
 }
 
 /* Ends the check of the present namespace: it was last used at `used`. */
@@ -58,11 +58,11 @@ static inline bool pt_idle_stands(pt_owner *o)
     const pt_entry *e = &o->view.entries[i->entry];
     if (e->serial != i->serial || e->space != i->space)
         return false;
-    enum pt_state state = pt_true_state(o, i->entry);
+    enum pt_state state = pt_correct_state(o, i->entry);
     return state == PT_READABLE || state == PT_WRITING || state == PT_ON_DISK;
 }
 
-/* Prepares a turn: accounts for what happened since the last one. A walk whose page has left begins again. */
+/* Prepares a step: accounts for what happened since the last one. A walk whose page has left begins again. */
 static inline void pt_idle_resume(pt_owner *o)
 {
     pt_idle *i = &o->idle;
@@ -116,7 +116,7 @@ static inline bool pt_idle_drop(pt_owner *o, uint64_t before, uint64_t now, uint
 }
 
 /* Checks about `budget` pages, and drops them if their namespace was not used since `before`. */
-static inline enum pt_idle_found pt_idle_turn(pt_owner *o, uint64_t before, uint64_t now, uint32_t budget)
+static inline enum pt_idle_found pt_idle_step(pt_owner *o, uint64_t before, uint64_t now, uint32_t budget)
 {
     pt_idle *i = &o->idle;
     pt_idle_resume(o);

@@ -114,7 +114,7 @@ static inline enum pt_state pt_state_by_index(pt_entry *e)
 
 /* Returns the state of an entry. Engines can write to its lock word. A state that contradicts the index is the fault of
  * an engine and is corrected: otherwise an entry could be freed twice, or be listed without frames. */
-static inline enum pt_state pt_true_state(pt_owner *o, uint32_t entry)
+static inline enum pt_state pt_correct_state(pt_owner *o, uint32_t entry)
 {
     pt_a64 *word = &o->view.locks[entry].word;
     enum pt_state state = pt_load_state(word), must = pt_state_by_index(&o->view.entries[entry]);
@@ -131,7 +131,7 @@ static inline enum pt_state pt_true_state(pt_owner *o, uint32_t entry)
 /* Returns the tick of an entry. A tick in the far future would keep its page forever, so it is set to
  * now. (Ticks in the near future are valid: the head of a long prompt has them, because the ticks of its
  * pages increase by one from page to page.) */
-static inline uint64_t pt_true_tick(pt_owner *o, uint32_t entry, uint64_t now)
+static inline uint64_t pt_correct_tick(pt_owner *o, uint32_t entry, uint64_t now)
 {
     pt_a64 *tick = &o->view.locks[entry].tick;
     uint64_t seen = atomic_load_explicit(tick, memory_order_relaxed);
@@ -204,7 +204,7 @@ static inline bool pt_unlist(pt_owner *o, uint32_t entry)
 static inline void pt_relist(pt_owner *o, uint32_t entry, uint64_t now)
 {
     if (pt_unlist(o, entry))
-        pt_list(o, entry, pt_true_tick(o, entry, now));
+        pt_list(o, entry, pt_correct_tick(o, entry, now));
 }
 
 /* ---- pages in the arena ---- */
@@ -255,13 +255,13 @@ static inline void pt_page_leaves(pt_owner *o, uint32_t entry)
 static inline bool pt_is_kept(const pt_owner *o, uint32_t entry, uint64_t now)
 {
     const pt_cadence *c = o->cadence;
-    return c && c->pages[entry].keep && pt_keep_lives(&c->kept, c->pages[entry].keep, now) && !pt_is_orphan(c, entry);
+    return c && c->pages[entry].keep && pt_keep_lives(&c->keeps, c->pages[entry].keep, now) && !pt_is_orphan(c, entry);
 }
 
 /* ---- freeing entries ---- */
 
 /* Records why a page that was stored, or was to be, is in no tier. Returns what is known of it; NULL: nothing. */
-static inline pt_sampled *pt_page_is_absent(pt_owner *o, const uint8_t *key, enum pt_absence absence)
+static inline pt_sampled *pt_note_absence(pt_owner *o, const uint8_t *key, enum pt_absence absence)
 {
     uint64_t hash = pt_sample_hash(key);
     if (!o->lookups || !pt_is_sampled(hash, o->lookups->order.curve->threshold))
@@ -275,7 +275,7 @@ static inline pt_sampled *pt_page_is_absent(pt_owner *o, const uint8_t *key, enu
 /* Records why a page leaves. One that was dropped would be in no cache, however large. */
 static inline void pt_page_left(pt_owner *o, const uint8_t *key)
 {
-    pt_sampled *k = pt_page_is_absent(o, key, o->absence);
+    pt_sampled *k = pt_note_absence(o, key, o->absence);
     if (k && o->absence == PT_DROPPED)
         pt_order_remove(&o->lookups->order, k);
 }

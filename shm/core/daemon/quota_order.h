@@ -4,13 +4,13 @@
 #include "owner.h"
 
 /* Returns when a page leaves the arena. */
-static inline enum pt_turn pt_turn_in_memory(const pt_owner *o, uint32_t entry)
+static inline enum pt_precedence pt_precedence_in_memory(const pt_owner *o, uint32_t entry)
 {
     const pt_tenants *t = &o->tenants;
     if (t->count == 1)
         return PT_LEAVES;
     uint32_t tenant = pt_tenant_of(o, entry);
-    return pt_turn_by(t->quotas[tenant].memory, t->frames[tenant], o->view.frame_count, tenant,
+    return pt_precedence_by(t->quotas[tenant].memory, t->frames[tenant], o->view.frame_count, tenant,
                       o->view.entries[entry].frame_count, t->need);
 }
 
@@ -21,26 +21,27 @@ static inline uint64_t pt_frames_on(const pt_device *d, uint32_t tenant)
 }
 
 /* Returns when a page leaves the device that it is on. */
-static inline enum pt_turn pt_turn_on_disk(const pt_owner *o, const pt_device *d, uint32_t entry, pt_need need)
+static inline enum pt_precedence pt_precedence_on_disk(const pt_owner *o, const pt_device *d, uint32_t entry,
+                                                       pt_need need)
 {
     if (o->tenants.count == 1)
         return PT_LEAVES;
     uint32_t tenant = pt_tenant_of(o, entry), frames = pt_frames_for(&o->view, o->view.entries[entry].size);
-    return pt_turn_by(o->tenants.quotas[tenant].disk, pt_frames_on(d, tenant), d->frames, tenant, frames, need);
+    return pt_precedence_by(o->tenants.quotas[tenant].disk, pt_frames_on(d, tenant), d->frames, tenant, frames, need);
 }
 
 static inline pt_candidate pt_coldest_of(const pt_owner *o, pt_policy *list)
 {
     pt_candidate c = {list, PT_NONE, PT_STAYS, UINT64_MAX};
     c.entry = o->kind->coldest(list, &c.tick);
-    c.turn = c.entry == PT_NONE ? PT_STAYS : PT_LEAVES;
+    c.precedence = c.entry == PT_NONE ? PT_STAYS : PT_LEAVES;
     return c;
 }
 
 /* Returns the one of two candidates that leaves first. */
 static inline pt_candidate pt_first(pt_candidate one, pt_candidate other)
 {
-    bool later = one.turn > other.turn || (one.turn == other.turn && one.tick > other.tick);
+    bool later = one.precedence > other.precedence || (one.precedence == other.precedence && one.tick > other.tick);
     return later ? other : one;
 }
 
@@ -53,7 +54,7 @@ static inline pt_candidate pt_first_in_memory(const pt_owner *o, pt_policy *cons
         return pt_coldest_of(o, lists[0]);
     for (uint32_t tenant = 0; tenant < o->tenants.count; tenant++) {
         pt_candidate c = pt_coldest_of(o, lists[tenant]);
-        if (c.entry == PT_NONE || c.tick >= before || (c.turn = pt_turn_in_memory(o, c.entry)) == PT_STAYS)
+        if (c.entry == PT_NONE || c.tick >= before || (c.precedence = pt_precedence_in_memory(o, c.entry)) == PT_STAYS)
             continue;
         first = pt_first(first, c);
     }
@@ -66,7 +67,8 @@ static inline pt_candidate pt_first_on_disk(const pt_owner *o, const pt_device *
     pt_candidate first = {NULL, PT_NONE, PT_STAYS, UINT64_MAX};
     for (uint32_t tenant = 0; d->listed[0] && tenant < o->tenants.count; tenant++) {
         pt_candidate c = pt_coldest_of(o, d->listed[tenant]);
-        if (c.entry == PT_NONE || c.tick >= before || (c.turn = pt_turn_on_disk(o, d, c.entry, need)) == PT_STAYS)
+        if (c.entry == PT_NONE || c.tick >= before ||
+            (c.precedence = pt_precedence_on_disk(o, d, c.entry, need)) == PT_STAYS)
             continue;
         first = pt_first(first, c);
     }
@@ -89,12 +91,18 @@ static inline uint64_t pt_spare_frames(const pt_owner *o, uint32_t tenant)
     return used > least ? used - least : 0;
 }
 
-/* Returns whether a tenant has to give pages before it gets `frames` frames more, of which it may have `most`, or
- * whether it finds too few that are free. Sets for whom room is made from now on. */
-static inline bool pt_lacks_frames(pt_owner *o, uint32_t tenant, uint64_t frames, uint64_t most)
+/* The frames that a tenant is to get. */
+typedef struct {
+    uint32_t tenant;
+    uint64_t frames, most; /* most: frames that it may have then */
+} pt_wanted;
+
+/* Makes room for this tenant from now on. Returns whether it has to give pages before it gets the frames, or finds too
+ * few that are free. */
+static inline bool pt_update_need(pt_owner *o, const pt_wanted *w)
 {
-    o->tenants.need = (pt_need){tenant, o->tenants.frames[tenant] + frames > most};
-    return o->tenants.need.own_only || o->view.header->free_frames < frames;
+    o->tenants.need = (pt_need){w->tenant, o->tenants.frames[w->tenant] + w->frames > w->most};
+    return o->tenants.need.own_only || o->view.header->free_frames < w->frames;
 }
 
 /* Returns a tenant that has more than its maximum, or PT_NOBODY. */
@@ -112,9 +120,9 @@ static inline uint32_t pt_protected_from(const pt_owner *o, uint32_t tenant, uin
     const pt_tenants *t = &o->tenants;
     uint32_t bits = 0;
     for (uint32_t other = 1; other < t->count; other++) {
-        enum pt_turn turn = pt_turn_by(t->quotas[other].memory, t->frames[other], o->view.frame_count, other, frames,
-                                       (pt_need){tenant, false});
-        bits |= (uint32_t)(t->frames[other] && turn == PT_STAYS) << other;
+        enum pt_precedence precedence = pt_precedence_by(t->quotas[other].memory, t->frames[other], o->view.frame_count,
+                                                         other, frames, (pt_need){tenant, false});
+        bits |= (uint32_t)(t->frames[other] && precedence == PT_STAYS) << other;
     }
     return bits;
 }
@@ -127,8 +135,9 @@ static inline uint32_t pt_protected_on_disk(const pt_owner *o, uint32_t tenant, 
         for (uint32_t other = 1; other < o->tenants.count; other++) {
             pt_bounds share = o->tenants.quotas[other].disk;
             uint64_t used = pt_frames_on(d, other);
-            enum pt_turn turn = pt_turn_by(share, used, d->frames, other, frames, (pt_need){tenant, false});
-            bits |= (uint32_t)(used && turn == PT_STAYS) << other;
+            enum pt_precedence precedence = pt_precedence_by(share, used, d->frames, other, frames,
+                                                             (pt_need){tenant, false});
+            bits |= (uint32_t)(used && precedence == PT_STAYS) << other;
         }
     return bits;
 }

@@ -18,7 +18,7 @@ static inline void pt_count_for_tenant(pt_owner *o, uint32_t entry, uint64_t now
 {
     pt_entry *e = &o->view.entries[entry];
     pt_device *d = pt_device_of(o, entry);
-    uint64_t tick = pt_true_tick(o, entry, now);
+    uint64_t tick = pt_correct_tick(o, entry, now);
     bool listed = pt_unlist(o, entry), on_disk = pt_tiers(e) & PT_TIER_DISK;
     if (on_disk)
         o->kind->remove(d->listed[pt_tenant_of(o, entry)], entry);

@@ -27,7 +27,7 @@ static inline bool pt_doom(pt_owner *o, uint32_t entry)
     pt_page_leaves(o, entry);
     PT_POINT("doom.left");
     if (pt_tiers(e) & PT_TIER_DISK)
-        pt_rescue(o, entry, pt_true_tick(o, entry, pt_now_ns()));
+        pt_rescue(o, entry, pt_correct_tick(o, entry, pt_now_ns()));
     PT_POINT("doom.done");
     o->view.header->counters.doomed++;
     return true;
@@ -66,9 +66,9 @@ static inline bool pt_settle(pt_owner *o, uint32_t entry, uint64_t now)
 {
     pt_lock *lock = &o->view.locks[entry];
     pt_entry *e = &o->view.entries[entry];
-    if (pt_true_state(o, entry) == PT_WRITING)
+    if (pt_correct_state(o, entry) == PT_WRITING)
         pt_judge(o, entry, now);
-    enum pt_state state = pt_true_state(o, entry);
+    enum pt_state state = pt_correct_state(o, entry);
     uint64_t word = atomic_load_explicit(&lock->word, memory_order_acquire);
     uint32_t granted = pt_granted_bits(e);
     uint32_t gone = pt_gone_bits(atomic_load_explicit(&lock->parts, memory_order_acquire)) | pt_ended_bits(e);
@@ -77,7 +77,7 @@ static inline bool pt_settle(pt_owner *o, uint32_t entry, uint64_t now)
     pt_open_remove(&o->view, entry);
     PT_POINT("settle.closed");
     if (state == PT_READABLE) {
-        pt_list(o, entry, pt_true_tick(o, entry, now));
+        pt_list(o, entry, pt_correct_tick(o, entry, now));
         pt_came(o, entry, PT_TIER_MEMORY, PT_EVENT_STORED);
         PT_POINT("settle.listed");
     } else {
@@ -114,8 +114,8 @@ static inline void pt_settle_some(pt_owner *o, uint64_t now, uint32_t patience)
 static inline void pt_settle_all(pt_owner *o, uint64_t now) { pt_settle_some(o, now, PT_NONE); }
 
 /* Settles the first `most` open entries and moves those that are not ready to the end of the list. So every
- * entry gets its turn, and no turn is long. */
-static inline void pt_settle_turn(pt_owner *o, uint64_t now, uint32_t most)
+ * entry is reached in time, and no call takes long. */
+static inline void pt_settle_first(pt_owner *o, uint64_t now, uint32_t most)
 {
     pt_header *h = o->view.header;
     for (uint32_t left = h->open_entries < most ? h->open_entries : most; left && h->open_first != PT_NONE; left--) {

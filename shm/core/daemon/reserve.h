@@ -52,15 +52,15 @@ static inline void pt_note_refusal(pt_owner *o, uint32_t tenant, uint32_t frames
                                       at_maximum ? 0 : on_disk | pt_protected_from(o, tenant, frames)};
 }
 
-/* Returns whether a tenant may have `frames` frames more, and these with their memory, and `entries` entries, are free.
- * If necessary it evicts pages that are older than this batch, on demand; the evictor and the disk's cap are the other
- * two places that evict (docs/design/disk.md). */
+/* Makes room on demand: evicts pages that are older than this batch until a tenant may have `frames` frames more, and
+ * these with their memory, and `entries` entries, are free. Returns false if that cannot be. The evictor and the disk's
+ * cap are the other two places that evict (docs/design/disk.md). */
 static inline bool pt_make_room(pt_owner *o, const pt_request *r, uint32_t tenant, uint32_t frames, uint32_t entries)
 {
     const pt_header *h = o->view.header;
-    uint64_t most = pt_most_after(o->tenants.frames[tenant], frames, o->tenants.most[tenant]);
+    pt_wanted w = {tenant, frames, pt_most_after(o->tenants.frames[tenant], frames, o->tenants.most[tenant])};
     bool made = true;
-    while (made && (pt_lacks_frames(o, tenant, frames, most) || h->free_entries < entries ||
+    while (made && (pt_update_need(o, &w) || h->free_entries < entries ||
                     !pt_lazy_take(&o->lazy, &o->view, frames))) {
         if (pt_make_some_room(o, r, frames, entries))
             continue;
@@ -164,7 +164,7 @@ static inline pt_answer pt_reserve_one(pt_owner *o, const pt_request *r, const u
 {
     uint32_t entry = pt_find_settled(o, key, r->now);
     if (entry != PT_NONE)
-        switch (pt_true_state(o, entry)) {
+        switch (pt_correct_state(o, entry)) {
         case PT_READABLE:
             return pt_answer_with(o, PT_PRESENT, entry);
         case PT_WRITING:
@@ -203,10 +203,10 @@ static inline void pt_reserve_prompt(pt_owner *o, const pt_request *r, const pt_
                                      const uint64_t *sizes, uint32_t count, uint64_t tick, pt_answer *answers)
 {
     pt_place place = pt_place_of(o, r, prompt);
-    uint32_t worth = pt_worth_storing(o, r, keys, sizes, count, &place);
+    uint32_t admitted = pt_admit_prompt(o, r, keys, sizes, count, &place);
     for (uint32_t i = 0; i < count; i++) {
         const uint8_t *key = pt_nth_key(keys, i);
-        bool left_out = i >= worth && pt_entry_of(o, key) == PT_NONE;
+        bool left_out = i >= admitted && pt_entry_of(o, key) == PT_NONE;
         answers[i] = left_out ? pt_leave_out(o, r, key, &place) : pt_reserve_one(o, r, key, sizes[i]);
         if (answers[i].entry != PT_NONE)
             pt_stamp(o, answers[i].entry, tick - i);

@@ -32,8 +32,8 @@ typedef struct {
 #define PT_NOBODY 0xffffffffu
 #define PT_EVERYBODY 0xfffffffeu
 
-/* When a page leaves, by the quota of its tenant. */
-enum pt_turn {
+/* When a page leaves, by the quota of its tenant: the lowest precedence leaves first. */
+enum pt_precedence {
     PT_LEAVES_FIRST, /* its tenant has more than its maximum */
     PT_LEAVES,
     PT_LEAVES_LAST, /* its tenant has no more than its minimum, and is the one that needs room */
@@ -44,7 +44,7 @@ enum pt_turn {
 typedef struct {
     pt_policy *list;
     uint32_t entry;
-    enum pt_turn turn;
+    enum pt_precedence precedence;
     uint64_t tick;
 } pt_candidate;
 
@@ -61,7 +61,7 @@ typedef struct {
     uint64_t frames[PT_TENANTS]; /* of the arena: of all pages, also of those that are being written or are doomed */
     bool hurries[PT_TENANTS]; /* its unwritten pages are about to be evicted: they are written first (write_behind.h) */
     pt_need need;
-    enum pt_turn latest; /* pages whose turn is later are not drawn (cadence/choose_victim.h) */
+    enum pt_precedence latest; /* pages that leave later are not drawn (cadence/choose_victim.h) */
     pt_refusal refusal;
     uint64_t keeps_checked_ns; /* when the tenant at its maximum had no kept page left (evict.h) */
 } pt_tenants;
@@ -91,8 +91,8 @@ static inline uint64_t pt_most_after(uint64_t used, uint64_t frames, uint64_t mo
 }
 
 /* Returns when a page of `frames` frames leaves whose tenant has `used` of `all` frames. */
-static inline enum pt_turn pt_turn_by(pt_bounds share, uint64_t used, uint64_t all, uint32_t tenant, uint32_t frames,
-                                      pt_need need)
+static inline enum pt_precedence pt_precedence_by(pt_bounds share, uint64_t used, uint64_t all, uint32_t tenant,
+                                                  uint32_t frames, pt_need need)
 {
     bool own = tenant == need.tenant || need.tenant == PT_EVERYBODY;
     if (need.own_only)

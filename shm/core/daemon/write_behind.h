@@ -92,7 +92,7 @@ static inline pt_candidate pt_next_unwritten(const pt_owner *o, uint32_t shut)
         pt_candidate c = pt_coldest_of(o, o->unwritten[tenant]);
         if (c.entry == PT_NONE || shut >> tenant & 1)
             continue;
-        c.turn = o->tenants.hurries[tenant] ? PT_LEAVES_FIRST : PT_LEAVES;
+        c.precedence = o->tenants.hurries[tenant] ? PT_LEAVES_FIRST : PT_LEAVES;
         first = pt_first(first, c);
     }
     return first;
@@ -106,7 +106,7 @@ static inline uint32_t pt_coldest_unwritten(pt_owner *o, uint32_t shut, uint64_t
         pt_candidate c = pt_next_unwritten(o, shut);
         if (c.entry == PT_NONE)
             return PT_NONE;
-        uint64_t tick = pt_true_tick(o, c.entry, now);
+        uint64_t tick = pt_correct_tick(o, c.entry, now);
         if (tick <= c.tick)
             return c.entry;
         pt_note_use(o, c.entry, tick);
@@ -168,6 +168,6 @@ static inline void pt_end_write(pt_owner *o, uint32_t entry, enum pt_write_resul
         e->marks |= PT_MARK_SKIPPED;
         counters->disk_skipped++;
     }
-    pt_list(o, entry, pt_true_tick(o, entry, now));
+    pt_list(o, entry, pt_correct_tick(o, entry, now));
     PT_POINT("order.relisted");
 }

@@ -32,7 +32,7 @@ static inline void learn_sometimes(place *p, uint32_t run)
         pt_learn_returns(&p->owner, run);
     if (!p->owner.cadence)
         return;
-    pt_cadence_is_full(&p->owner);
+    pt_note_full_memory(&p->owner);
     p->owner.cadence->learned = p->owner.cadence->full_pages;
 }
 
@@ -49,7 +49,7 @@ static inline void hint_sometimes(place *p, uint32_t run, const uint8_t *keys, u
     if (run % 5 == 0)
         pt_hint_pages(&p->owner, (enum pt_hint)(run % PT_HINTS), (uint8_t)(run % 16), keys, count, now);
     if (run % 13 == 0 && p->owner.cadence)
-        pt_keep_at_most(&p->owner.cadence->kept, r.most_frames / 2, now);
+        pt_keep_at_most(&p->owner.cadence->keeps, r.most_frames / 2, now);
 }
 
 static inline pt_request choose_request(place *p, uint32_t engine, uint32_t parts)
@@ -166,7 +166,7 @@ static inline void daemon_flush(place *p)
 static inline void daemon_drop_idle(place *p)
 {
     uint64_t now = pt_now_ns(), idle = 1000000ull * choose(&p->choices, 4);
-    pt_idle_turn(&p->owner, idle < now ? now - idle : 0, now, choose(&p->choices, 16));
+    pt_idle_step(&p->owner, idle < now ? now - idle : 0, now, choose(&p->choices, 16));
 }
 
 /* ---- the disk ---- */

@@ -80,12 +80,12 @@ CASE(every_open_reservation_gets_its_turn, 16, 16)
     EXPECT(finish(s, &all[7], 0));
     for (uint32_t turn = 0; turn < 4; turn++) {
         EXPECT(s->owner.view.header->open_entries == 8);
-        pt_settle_turn(&s->owner, NOON, turn < 3 ? 2 : 1);
-        expect_sound(&s->owner, "after a turn");
+        pt_settle_first(&s->owner, NOON, turn < 3 ? 2 : 1);
+        expect_sound(&s->owner, "after a step");
     }
-    pt_settle_turn(&s->owner, NOON, 1);
+    pt_settle_first(&s->owner, NOON, 1);
     EXPECT(s->owner.view.header->open_entries == 7);
-    pt_settle_turn(&s->owner, s->now + 2 * TTL, 100);
+    pt_settle_first(&s->owner, s->now + 2 * TTL, 100);
     EXPECT(s->owner.view.header->counters.expired == 7);
     pt_reap(&s->owner, s->one.slot, NOON);
 }

@@ -41,7 +41,7 @@ static inline void service_draw_policy(service *s)
         return;
     if (!pt_learn_returns(&s->owner, rng_next(&s->random)))
         finding("memory is short");
-    pt_cadence_is_full(&s->owner);
+    pt_note_full_memory(&s->owner);
     s->owner.cadence->learned = s->owner.cadence->full_pages && rng_below(&s->random, 4);
 }
 
@@ -147,7 +147,7 @@ static inline void service_act(service *s)
     else if (chance < 49)
         pt_flush(&s->owner, rng_below(&s->random, SPACES + 1) - 1, (uint8_t)rng_below(&s->random, 4), now);
     else if (chance < 50)
-        pt_idle_turn(&s->owner, now, now, 1 + rng_below(&s->random, 64));
+        pt_idle_step(&s->owner, now, now, 1 + rng_below(&s->random, 64));
     else if (chance < 112)
         tier_act(&s->tiers[rng_below(&s->random, TIERS)], &s->owner, &s->random);
     else

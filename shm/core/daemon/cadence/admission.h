@@ -1,164 +1,7 @@
-/* admission.h - a store as the policy sees it: pages of a prompt that returned, pages that are new, and pages that
- * are not worth their room. */
+/* admission.h - which pages of a store are not worth their room: those in memory are expected to be used sooner. */
 #pragma once
 
-#include "../requests.h"
-#include "../evict.h"
-#include "disk_history.h"
-
-static inline const uint8_t *pt_nth_key(const uint8_t *keys, uint32_t at) { return keys + at * (uint64_t)PT_KEY_BYTES; }
-
-static inline uint32_t pt_entry_of(const pt_owner *o, const uint8_t *key)
-{
-    return pt_dict_find(&o->view, pt_dict_in_force(&o->view), key);
-}
-
-/* Returns how many pages at the end of a chain were never seen, as far as is remembered. */
-static inline uint32_t pt_appended(const pt_owner *o, const uint8_t *keys, uint32_t count)
-{
-    uint32_t appended = 0;
-    while (appended < count && pt_entry_of(o, pt_nth_key(keys, count - 1 - appended)) == PT_NONE &&
-           !pt_departed_find(&o->cadence->departed, pt_key_hash(o->cadence, pt_nth_key(keys, count - 1 - appended))))
-        appended++;
-    return appended;
-}
-
-/* A page has returned if a reader used it since the last store did. */
-static inline bool pt_was_used(const pt_cadence *c, uint32_t entry)
-{
-    return (uint32_t)pt_tick_of(c, entry) != c->pages[entry].stamped;
-}
-
-static inline void pt_note_use_of(pt_owner *o, uint32_t entry, pt_said said, uint64_t now)
-{
-    pt_cadence_use(o->cadence, entry, pt_key_hash(o->cadence, o->view.entries[entry].key), said, now);
-    o->cadence->pages[entry].stamped = (uint32_t)pt_tick_of(o->cadence, entry);
-}
-
-/* Learns from the pages before the first one of a store. Their recency rises from `tick`, as that of one prompt. */
-static inline void pt_note_ancestors(pt_owner *o, uint32_t entry, pt_said said, uint64_t now, uint64_t tick)
-{
-    for (; entry != PT_NONE && o->cadence->climb && pt_was_used(o->cadence, entry); o->cadence->climb--) {
-        pt_stamp(o, entry, ++tick);
-        pt_note_use_of(o, entry, said, now);
-        entry = pt_parent_of(o->cadence, entry);
-    }
-}
-
-/* The next page comes after this one, PT_NONE if it is not known. */
-static inline void pt_place_after(const pt_cadence *c, pt_place *place, uint32_t entry)
-{
-    place->parent = entry;
-    place->life = entry == PT_NONE ? 0 : c->pages[entry].life;
-}
-
-/* Links a page to the one before it, if that one is still there. */
-static inline void pt_link_at(pt_cadence *c, uint32_t entry, const pt_place *place)
-{
-    if (place->parent != PT_NONE && c->pages[place->parent].life == place->life)
-        pt_cadence_link(c, entry, place->parent);
-}
-
-/* Finds the page before a prompt. It stays while room is made for the prompt, which is useless without it: that is no
- * use of it, so its place in the order of LRU moves with its tick, unless it was used before. */
-static inline void pt_find_parent(pt_owner *o, const pt_request *r, pt_prompt *prompt, uint32_t count)
-{
-    uint32_t parent = r->chain_kind == PT_CHAIN_PROMPT && prompt->parent ? pt_entry_of(o, prompt->parent) : PT_NONE;
-    uint64_t tick = r->now + count + 1;
-    pt_policy *list = parent == PT_NONE ? NULL : pt_list_of(o, parent);
-    uint64_t listed = list ? o->kind->listed(list, parent) : UINT64_MAX;
-    bool unused = listed < tick && pt_true_tick(o, parent, r->now) <= listed;
-    pt_place_after(o->cadence, &prompt->place, parent);
-    pt_note_ancestors(o, parent, prompt->place.said, r->now, r->now + count);
-    if (parent == PT_NONE)
-        return;
-    prompt->place.cadence = o->cadence->pages[parent].cadence;
-    pt_stamp(o, parent, tick);
-    o->cadence->pages[parent].stamped = (uint32_t)pt_tick_of(o->cadence, parent);
-    if (unused)
-        o->kind->used(list, parent, tick);
-}
-
-/* Returns the number of a prompt's first page, from what the client says or from the page before it; 0: not known. */
-static inline uint32_t pt_depth_of(const pt_owner *o, const pt_prompt *prompt)
-{
-    uint32_t before = prompt->depth || !prompt->parent ? PT_NONE : pt_entry_of(o, prompt->parent);
-    uint32_t depth = before == PT_NONE ? 0 : o->view.histories[before].depth;
-    return prompt->depth ? prompt->depth : depth ? depth + 1 : 0;
-}
-
-/* Returns the place of a prompt when its pages are stored: the page before it may be
- * of an earlier prompt of the batch. */
-static inline pt_place pt_place_of(const pt_owner *o, const pt_request *r, const pt_prompt *prompt)
-{
-    pt_place place = prompt->place;
-    if (o->cadence && !r->part && r->chain_kind == PT_CHAIN_PROMPT && prompt->parent && place.parent == PT_NONE)
-        pt_place_after(o->cadence, &place, pt_entry_of(o, prompt->parent));
-    place.depth = pt_depth_of(o, prompt);
-    return place;
-}
-
-/* Records the number of a page in its prompt, with any policy, and moves on to that of the next page. */
-static inline void pt_note_depth(pt_owner *o, uint32_t entry, pt_place *place)
-{
-    uint32_t depth = place->depth < PT_MOST_DEPTH ? place->depth : PT_MOST_DEPTH;
-    if (!place->depth)
-        return;
-    place->depth = depth + 1;
-    if (entry != PT_NONE && o->view.histories[entry].depth != depth)
-        o->view.histories[entry].depth = depth & PT_MOST_DEPTH;
-}
-
-/* Learns from the pages of a prompt that exist, before they are stamped, and finds the place of the first one. Only the
- * first part of a page counts: the other parts are stores of the same prompt. */
-static inline void pt_note_store(pt_owner *o, const pt_request *r, pt_prompt *prompt, const uint8_t *keys,
-                                 uint32_t count)
-{
-    prompt->place = (pt_place){.parent = PT_NONE};
-    if (!o->cadence || r->part)
-        return;
-    prompt->place.said = (pt_said){pt_growth_of(pt_appended(o, keys, count)), r->hint, r->lasts};
-    pt_find_parent(o, r, prompt, count);
-    bool missing = false; /* one of the pages before */
-    for (uint32_t i = 0, before = prompt->place.parent; i < count; i++) {
-        uint32_t entry = pt_entry_of(o, pt_nth_key(keys, i));
-        missing |= entry == PT_NONE;
-        if (entry != PT_NONE) {
-            pt_cadence_link(o->cadence, entry, before);
-            if (o->view.entries[entry].on_list != PT_LIST_OPEN)
-                pt_note_use_of(o, entry, prompt->place.said, r->now);
-            if (!missing) /* new pages inherit the cadence of the last one before them */
-                prompt->place.cadence = o->cadence->pages[entry].cadence;
-        }
-        before = r->chain_kind == PT_CHAIN_NONE ? PT_NONE : entry;
-    }
-}
-
-/* Learns from the answer to one page, after it was stamped, and moves on to the place of the next page. */
-static inline void pt_note_answer(pt_owner *o, const pt_request *r, const uint8_t *key, pt_answer answer,
-                                  pt_place *place)
-{
-    pt_cadence *c = o->cadence;
-    if (!c)
-        return;
-    uint64_t hash = pt_key_hash(c, key);
-    uint32_t entry = answer.entry;
-    if (answer.outcome == PT_GRANTED && !c->pages[entry].seen) {
-        pt_departed_page page = pt_cadence_arrival(c, hash, place->cadence, place->said, r->now);
-        pt_cadence_missed(c, hash, r->now);
-        pt_link_at(c, entry, place);
-        pt_cadence_become(c, entry, hash, &page, place->said.lasts);
-        c->untold += r->chain_kind == PT_CHAIN_UNKNOWN ? 1 : -1;
-    }
-    pt_place_after(c, place, r->chain_kind == PT_CHAIN_NONE ? PT_NONE : entry);
-    if (entry == PT_NONE)
-        return;
-    place->cadence = c->pages[entry].cadence;
-    c->pages[entry].stamped = (uint32_t)pt_tick_of(c, entry);
-    c->newest = entry;
-}
-
-/* ---- pages that are not worth their room ---- */
+#include "learn_from_stores.h"
 
 /* Returns the frames that the absent pages of a chain need. */
 static inline uint64_t pt_frames_missing(const pt_owner *o, const uint8_t *keys, const uint64_t *sizes, uint32_t count)
@@ -175,36 +18,47 @@ static inline float pt_worth_of_arrival(const pt_owner *o, const pt_request *r, 
                                         const pt_place *place)
 {
     uint64_t hash = pt_key_hash(o->cadence, key);
-    pt_departed_page page = pt_cadence_arrival(o->cadence, hash, place->cadence, place->said, r->now);
+    pt_ghost page = pt_cadence_arrival(o->cadence, hash, place->cadence, place->said, r->now);
     return o->cadence->returns.index[page.class][0];
 }
 
-/* Makes room for a chain while the pages that leave are worth less than its own last page; pages at its end that are
- * worth less are left out. Returns how many pages are to be stored: all where a disk keeps what leaves, where several
- * ranks store a page, where no page may leave, and for a client that does not know this answer. */
-static inline uint32_t pt_worth_storing(pt_owner *o, const pt_request *r, const uint8_t *keys, const uint64_t *sizes,
-                                        uint32_t count, const pt_place *place)
+/* Returns whether pages of a store may be left out: not where a disk keeps what leaves, where several ranks store a
+ * page, where no page may leave, and for a client that does not know this answer. */
+static inline bool pt_may_leave_out(const pt_owner *o, const pt_request *r)
 {
-    if (!pt_cadence_chooses(o) || r->chain_kind != PT_CHAIN_PROMPT || r->parts != 1 || o->disk.open || r->keep)
+    return pt_cadence_chooses(o) && r->chain_kind == PT_CHAIN_PROMPT && r->parts == 1 && !o->disk.open && !r->keep;
+}
+
+/* Evicts pages that are worth no more than a new page, until the store has its frames. Returns false if there is no
+ * page to compare with: then the store gets what room can be made, and the rest is refused. */
+static inline bool pt_evict_worth_less(pt_owner *o, const pt_wanted *w, float own, uint64_t now)
+{
+    pt_offer other = pt_least_leaf(o, now, now);
+    if (other.entry == PT_NONE)
+        return false;
+    while (other.entry != PT_NONE && other.worth <= own && pt_update_need(o, w) && pt_evict_offer(o, &other, now))
+        other = pt_least_leaf(o, now, now);
+    return true;
+}
+
+/* Makes room for a prompt while the pages that leave are worth less than its own last page; pages at its end that are
+ * worth less are left out. Returns how many pages are to be stored. */
+static inline uint32_t pt_admit_prompt(pt_owner *o, const pt_request *r, const uint8_t *keys, const uint64_t *sizes,
+                                       uint32_t count, const pt_place *place)
+{
+    if (!pt_may_leave_out(o, r))
         return count;
     uint32_t tenant = o->view.spaces[r->space].tenant;
-    uint64_t need = pt_frames_missing(o, keys, sizes, count);
-    uint64_t most = pt_most_after(o->tenants.frames[tenant], need, o->tenants.most[tenant]);
-    while (count && pt_lacks_frames(o, tenant, need, most)) {
+    pt_wanted w = {tenant, pt_frames_missing(o, keys, sizes, count), 0};
+    w.most = pt_most_after(o->tenants.frames[tenant], w.frames, o->tenants.most[tenant]);
+    while (count && pt_update_need(o, &w)) {
         float own = pt_worth_of_arrival(o, r, pt_nth_key(keys, count - 1), place);
-        pt_offer other = pt_least_leaf(o, r->now, r->now);
-        if (other.entry == PT_NONE)
-            /* the store is compared with nothing: it gets what room can be made, and the rest is refused */
-            return count;
-        while (other.entry != PT_NONE && other.worth <= own && pt_lacks_frames(o, tenant, need, most) &&
-               pt_evict_offer(o, &other, r->now))
-            other = pt_least_leaf(o, r->now, r->now);
-        if (!pt_lacks_frames(o, tenant, need, most))
+        if (!pt_evict_worth_less(o, &w, own, r->now) || !pt_update_need(o, &w))
             break;
         uint32_t cut = count < PT_CUT ? count : PT_CUT;
         count -= cut;
         uint64_t less = pt_frames_missing(o, pt_nth_key(keys, count), sizes + count, cut);
-        need -= less < need ? less : need;
+        w.frames -= less < w.frames ? less : w.frames;
     }
     return count;
 }
@@ -213,9 +67,9 @@ static inline uint32_t pt_worth_storing(pt_owner *o, const pt_request *r, const 
 static inline pt_answer pt_leave_out(pt_owner *o, const pt_request *r, const uint8_t *key, pt_place *place)
 {
     uint64_t hash = pt_key_hash(o->cadence, key);
-    pt_departed_page page = pt_cadence_arrival(o->cadence, hash, place->cadence, place->said, r->now);
+    pt_ghost page = pt_cadence_arrival(o->cadence, hash, place->cadence, place->said, r->now);
     pt_cadence_missed(o->cadence, hash, r->now);
-    pt_departed_put(&o->cadence->departed, hash, page);
+    pt_ghost_put(&o->cadence->ghosts, hash, page);
     o->left_out++;
     return pt_answer_with(o, PT_LEFT_OUT, PT_NONE);
 }

@@ -21,11 +21,11 @@
 #include "shadow_lru.h"
 
 #define PT_CANDIDATES 32u
-#define PT_RUN 16u /* pages of one prompt that leave after one draw */
+#define PT_UNDRAWN 16u /* pages of one prompt that leave after one draw */
 #define PT_CUT 8u /* pages that are left out together */
 /* the time at risk of one slice of all pages is added up at once, so that no request waits long */
 #define PT_SLICES 64u
-#define PT_DEPARTED_SAMPLE 8u /* of the sets of departed pages, one of so many adds up */
+#define PT_GHOST_SAMPLE 8u /* of the sets of ghosts, one of so many adds up */
 
 typedef pt_history pt_cadence_page;
 
@@ -46,19 +46,19 @@ typedef struct {
     uint32_t newest; /* the last page of the newest prompt */
     uint32_t orphans; /* pages in memory that no match reaches */
     /* the page before the last one that was evicted, if both were used alike, and its life then */
-    uint32_t run, run_life;
-    uint32_t run_left; /* how many more of them may leave without a draw */
+    uint32_t next_leaf, next_leaf_life;
+    uint32_t undrawn_left; /* how many more of them may leave without a draw */
     uint64_t stored, next_slice; /* pages */
-    /* pages stored in this round by clients that do not say which page is before which, less all others */
-    int64_t untold;
+    /* pages stored in this round by clients that do not say which page is before which, less all other pages */
+    int64_t promptless_stores;
     uint32_t slice, full_pages; /* full_pages: in memory when it was full; 0: it was not */
     uint32_t swept[PT_SLICES]; /* the moments when the slices were added up last */
     uint32_t began, round_ended; /* moments of the first store and of the last round's end */
     bool learned;
     pt_returns returns;
     pt_shadow shadow;
-    pt_departed departed;
-    pt_kept kept;
+    pt_ghosts ghosts;
+    pt_keeps keeps;
 } pt_cadence;
 
 static inline void pt_cadence_destroy(pt_cadence *c)
@@ -67,7 +67,7 @@ static inline void pt_cadence_destroy(pt_cadence *c)
         return;
     free(c->leaves);
     pt_shadow_end(&c->shadow);
-    pt_departed_end(&c->departed);
+    pt_ghosts_end(&c->ghosts);
     free(c);
 }
 
@@ -96,12 +96,12 @@ static inline pt_cadence *pt_cadence_create(const pt_view *v, uint64_t seed, uin
                       .seed = seed,
                       .random = seed | 1,
                       .newest = PT_NONE,
-                      .run = PT_NONE};
+                      .next_leaf = PT_NONE};
     pt_returns_begin(&c->returns);
     c->pages = v->histories;
     c->saved = (pt_learned *)v->learned;
     c->leaves = malloc(entries * sizeof *c->leaves);
-    bool remembers = pt_departed_begin(&c->departed, entries);
+    bool remembers = pt_ghosts_begin(&c->ghosts, entries);
     bool shadows = pt_shadow_begin(&c->shadow, entries / PT_SHADOW_SHARE + 1);
     if (!c->leaves || !remembers || !shadows) {
         pt_cadence_destroy(c);
@@ -236,7 +236,7 @@ static inline void pt_cadence_unkeep(pt_cadence *c, uint32_t entry, uint32_t fra
 {
     pt_cadence_page *p = &c->pages[entry];
     if (p->keep)
-        c->kept.keeps[p->keep].frames -= frames;
+        c->keeps.records[p->keep].frames -= frames;
     p->keep = 0;
 }
 
@@ -261,8 +261,8 @@ static inline void pt_cadence_forget(pt_cadence *c, uint32_t entry, uint64_t has
     if (p->in_memory)
         pt_cadence_leave(c, entry);
     if (p->seen)
-        pt_departed_put(&c->departed, hash,
-                        (pt_departed_page){pt_departed_print(hash), p->seen, p->class, p->cadence, p->uses});
+        pt_ghost_put(&c->ghosts, hash,
+                        (pt_ghost){pt_ghost_print(hash), p->seen, p->class, p->cadence, p->uses});
     c->orphans += p->children;
     pt_history_clear(p);
 }

@@ -47,7 +47,7 @@ static inline const char *pt_cadence_wrong_keeps(const pt_owner *o)
         if (o->cadence->pages[entry].keep)
             frames[o->cadence->pages[entry].keep] += pt_frames_for(&o->view, o->view.entries[entry].size);
     for (uint32_t number = 1; number < PT_KEEPS; number++)
-        if (o->cadence->kept.keeps[number].frames != frames[number])
+        if (o->cadence->keeps.records[number].frames != frames[number])
             return "the eviction policy counted the frames of kept pages wrongly";
     return NULL;
 }

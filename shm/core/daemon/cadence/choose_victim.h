@@ -24,8 +24,8 @@ static inline float pt_worth(const pt_cadence *c, uint32_t entry, uint64_t now)
  * before `before`, is not pinned and not kept. */
 static inline bool pt_may_leave(pt_owner *o, uint32_t entry, uint64_t before, uint64_t now)
 {
-    return o->kind->lists(o->ready[0], entry) && pt_turn_in_memory(o, entry) <= o->tenants.latest &&
-           pt_true_tick(o, entry, now) < before && !pt_is_kept(o, entry, now) &&
+    return o->kind->lists(o->ready[0], entry) && pt_precedence_in_memory(o, entry) <= o->tenants.latest &&
+           pt_correct_tick(o, entry, now) < before && !pt_is_kept(o, entry, now) &&
            !(atomic_load_explicit(&o->view.locks[entry].word, memory_order_relaxed) & PT_PINS);
 }
 
@@ -80,23 +80,23 @@ static inline uint32_t pt_used_alike(const pt_cadence *c, uint32_t entry)
 
 /* A page was evicted. The page before it is worth the same if both were used alike,
  * so it leaves next without a draw. */
-static inline void pt_begin_run(pt_cadence *c, uint32_t before)
+static inline void pt_set_next_leaf(pt_cadence *c, uint32_t before)
 {
-    c->run = before;
-    c->run_life = before == PT_NONE ? 0 : c->pages[before].life;
+    c->next_leaf = before;
+    c->next_leaf_life = before == PT_NONE ? 0 : c->pages[before].life;
 }
 
-/* Returns the next page of a run, if it is a leaf that may leave, and no page waits to leave first. */
-static inline uint32_t pt_next_of_run(pt_owner *o, uint64_t before, uint64_t now)
+/* Takes the page that leaves without a draw, if it is a leaf that may leave, and no page waits to leave first. */
+static inline uint32_t pt_take_next_leaf(pt_owner *o, uint64_t before, uint64_t now)
 {
     pt_cadence *c = o->cadence;
-    uint32_t entry = c->run;
-    c->run = PT_NONE;
-    bool leaf = entry != PT_NONE && c->run_left && !c->orphans && c->pages[entry].life == c->run_life &&
+    uint32_t entry = c->next_leaf;
+    c->next_leaf = PT_NONE;
+    bool leaf = entry != PT_NONE && c->undrawn_left && !c->orphans && c->pages[entry].life == c->next_leaf_life &&
                 c->pages[entry].place != PT_NONE;
     if (!leaf || !pt_may_leave(o, entry, before, now))
         return PT_NONE;
-    c->run_left--;
+    c->undrawn_left--;
     return entry;
 }
 
@@ -107,12 +107,12 @@ static inline pt_offer pt_least_leaf(pt_owner *o, uint64_t before, uint64_t now)
     pt_cadence *c = o->cadence;
     bool first = !o->tenants.need.own_only && pt_tenant_above(o) != PT_NOBODY;
     o->tenants.latest = first ? PT_LEAVES_FIRST : PT_LEAVES;
-    pt_offer best = {pt_next_of_run(o, before, now), 0};
+    pt_offer best = {pt_take_next_leaf(o, before, now), 0};
     if (best.entry != PT_NONE)
         return (pt_offer){best.entry, pt_worth(c, best.entry, now)};
-    c->run_left = PT_RUN - 1;
+    c->undrawn_left = PT_UNDRAWN - 1;
     pt_offer_some(o, before, now, &best);
-    bool again = c->kept.used || o->tenants.count > 1;
+    bool again = c->keeps.used || o->tenants.count > 1;
     for (uint32_t more = again ? PT_MORE_DRAWS : 0; more && best.entry == PT_NONE && c->leaf_count > PT_CANDIDATES;
          more--)
         pt_offer_some(o, before, now, &best);
@@ -123,7 +123,7 @@ static inline pt_offer pt_least_leaf(pt_owner *o, uint64_t before, uint64_t now)
 
 /* Records that the memory is full: from now on it is known how many pages it holds. A tenant that
  * has its maximum says nothing of that. */
-static inline void pt_cadence_is_full(pt_owner *o)
+static inline void pt_note_full_memory(pt_owner *o)
 {
     if (!o->cadence || o->cadence->full_pages || o->tenants.need.own_only)
         return;

@@ -8,55 +8,55 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#define PT_DEPARTED_WAYS 4u
-#define PT_DEPARTED_A_PAGE 4u
-#define PT_DEPARTED_BYTES (64u << 20)
+#define PT_GHOST_WAYS 4u
+#define PT_GHOST_A_PAGE 4u
+#define PT_GHOST_BYTES (64u << 20)
 
 typedef struct {
     uint32_t print; /* of the key */
     uint32_t seen; /* 0: no record */
     uint16_t class;
     uint8_t cadence, uses;
-} pt_departed_page;
+} pt_ghost;
 
 typedef struct {
-    pt_departed_page *pages;
+    pt_ghost *pages;
     uint32_t sets;
-} pt_departed;
+} pt_ghosts;
 
 /* Returns false if memory is short. */
-static inline bool pt_departed_begin(pt_departed *d, uint32_t entries)
+static inline bool pt_ghosts_begin(pt_ghosts *d, uint32_t entries)
 {
-    uint64_t records = (uint64_t)entries * PT_DEPARTED_A_PAGE, most = PT_DEPARTED_BYTES / sizeof *d->pages;
-    d->sets = (uint32_t)((records < most ? records : most) / PT_DEPARTED_WAYS);
-    d->pages = calloc((size_t)d->sets * PT_DEPARTED_WAYS, sizeof *d->pages);
+    uint64_t records = (uint64_t)entries * PT_GHOST_A_PAGE, most = PT_GHOST_BYTES / sizeof *d->pages;
+    d->sets = (uint32_t)((records < most ? records : most) / PT_GHOST_WAYS);
+    d->pages = calloc((size_t)d->sets * PT_GHOST_WAYS, sizeof *d->pages);
     return d->pages != NULL;
 }
 
-static inline void pt_departed_end(pt_departed *d) { free(d->pages); }
+static inline void pt_ghosts_end(pt_ghosts *d) { free(d->pages); }
 
-static inline uint32_t pt_departed_set(const pt_departed *d, uint64_t hash)
+static inline uint32_t pt_ghost_set(const pt_ghosts *d, uint64_t hash)
 {
     return (uint32_t)((hash & UINT32_MAX) * d->sets >> 32);
 }
 
-static inline uint32_t pt_departed_print(uint64_t hash) { return (uint32_t)(hash >> 32); }
+static inline uint32_t pt_ghost_print(uint64_t hash) { return (uint32_t)(hash >> 32); }
 
 /* Returns the record of a page, or NULL. */
-static inline pt_departed_page *pt_departed_find(const pt_departed *d, uint64_t hash)
+static inline pt_ghost *pt_ghost_find(const pt_ghosts *d, uint64_t hash)
 {
-    pt_departed_page *set = &d->pages[(size_t)pt_departed_set(d, hash) * PT_DEPARTED_WAYS];
-    for (uint32_t i = 0; i < PT_DEPARTED_WAYS; i++)
-        if (set[i].seen && set[i].print == pt_departed_print(hash))
+    pt_ghost *set = &d->pages[(size_t)pt_ghost_set(d, hash) * PT_GHOST_WAYS];
+    for (uint32_t i = 0; i < PT_GHOST_WAYS; i++)
+        if (set[i].seen && set[i].print == pt_ghost_print(hash))
             return &set[i];
     return NULL;
 }
 
-static inline void pt_departed_put(pt_departed *d, uint64_t hash, pt_departed_page page)
+static inline void pt_ghost_put(pt_ghosts *d, uint64_t hash, pt_ghost page)
 {
-    pt_departed_page *set = &d->pages[(size_t)pt_departed_set(d, hash) * PT_DEPARTED_WAYS];
-    pt_departed_page *to = pt_departed_find(d, hash);
-    for (uint32_t i = to ? PT_DEPARTED_WAYS : 0; i < PT_DEPARTED_WAYS; i++)
+    pt_ghost *set = &d->pages[(size_t)pt_ghost_set(d, hash) * PT_GHOST_WAYS];
+    pt_ghost *to = pt_ghost_find(d, hash);
+    for (uint32_t i = to ? PT_GHOST_WAYS : 0; i < PT_GHOST_WAYS; i++)
         to = !to || set[i].seen < to->seen ? &set[i] : to;
     *to = page;
 }

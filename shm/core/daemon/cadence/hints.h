@@ -28,13 +28,13 @@ static inline uint32_t pt_hint_pages(pt_owner *o, enum pt_hint hint, uint8_t las
 /* Takes the numbers of keeps that ended from all pages, so that they can be used again. Costs 5 ns for each entry. */
 static inline void pt_clear_ended_keeps(pt_owner *o, uint64_t now)
 {
-    pt_kept *k = &o->cadence->kept;
+    pt_keeps *k = &o->cadence->keeps;
     for (uint32_t entry = 0; entry < o->cadence->entries; entry++)
         if (!pt_keep_lives(k, o->cadence->pages[entry].keep, now))
             o->cadence->pages[entry].keep = 0;
     for (uint32_t number = 1; number < PT_KEEPS; number++)
-        if (k->keeps[number].used && !pt_keep_lives(k, number, now)) {
-            k->keeps[number] = (pt_keep_record){0};
+        if (k->records[number].used && !pt_keep_lives(k, number, now)) {
+            k->records[number] = (pt_keep_record){0};
             k->used--;
         }
 }
@@ -44,7 +44,7 @@ static inline void pt_clear_ended_keeps(pt_owner *o, uint64_t now)
 /* Returns the keep for a request: an existing one that ends at about the same time, or a new one. */
 static inline uint32_t pt_keep_for(pt_owner *o, uint32_t uid, uint64_t ends_ns, uint64_t now)
 {
-    pt_kept *k = &o->cadence->kept;
+    pt_keeps *k = &o->cadence->keeps;
     uint32_t number = pt_keep_like(k, uid, ends_ns, now), live = 0;
     if (number || (number = pt_keep_begin(k, uid, ends_ns)))
         return number;
@@ -58,12 +58,12 @@ static inline uint32_t pt_keep_for(pt_owner *o, uint32_t uid, uint64_t ends_ns, 
 
 /* Makes room for `frames` more frames of a keep. Returns false if the limit does not allow them: then the others
  * that could end keep less than its user. */
-static inline bool pt_keep_room(pt_kept *k, uint32_t number, uint32_t frames, uint64_t limit, uint64_t now)
+static inline bool pt_make_keep_room(pt_keeps *k, uint32_t number, uint32_t frames, uint64_t limit, uint64_t now)
 {
     while (pt_kept_frames(k, now) + frames > limit) {
-        uint32_t other = pt_keep_to_end(k, number, now), uid = k->keeps[number].uid;
-        bool others = other && k->keeps[other].uid != uid;
-        if (!other || (others && pt_kept_by(k, k->keeps[other].uid, now) < pt_kept_by(k, uid, now) + frames))
+        uint32_t other = pt_keep_to_end(k, number, now), uid = k->records[number].uid;
+        bool others = other && k->records[other].uid != uid;
+        if (!other || (others && pt_kept_by(k, k->records[other].uid, now) < pt_kept_by(k, uid, now) + frames))
             return false;
         pt_keep_end(k, other);
     }
@@ -74,17 +74,17 @@ static inline bool pt_keep_room(pt_kept *k, uint32_t number, uint32_t frames, ui
 static inline bool pt_keep_page(pt_owner *o, uint32_t entry, uint32_t number, uint64_t limit, uint64_t now)
 {
     pt_cadence_page *p = &o->cadence->pages[entry];
-    pt_kept *k = &o->cadence->kept;
+    pt_keeps *k = &o->cadence->keeps;
     uint32_t frames = pt_frames_for(&o->view, o->view.entries[entry].size);
     if (!p->in_memory)
         return false;
-    if (pt_keep_lives(k, p->keep, now) && k->keeps[p->keep].ends_ns >= k->keeps[number].ends_ns)
+    if (pt_keep_lives(k, p->keep, now) && k->records[p->keep].ends_ns >= k->records[number].ends_ns)
         return true;
     pt_cadence_unkeep(o->cadence, entry, frames);
-    if (!pt_keep_room(k, number, frames, limit, now))
+    if (!pt_make_keep_room(k, number, frames, limit, now))
         return false;
     p->keep = number;
-    k->keeps[number].frames += frames;
+    k->records[number].frames += frames;
     return true;
 }
 
@@ -125,7 +125,7 @@ static inline uint32_t pt_unkeep_pages(pt_owner *o, const pt_keep_request *r, co
         uint32_t entry = pt_entry_wanted(o, r, keys, i);
         if (entry == PT_NONE)
             continue;
-        const pt_keep_record *keep = &o->cadence->kept.keeps[o->cadence->pages[entry].keep];
+        const pt_keep_record *keep = &o->cadence->keeps.records[o->cadence->pages[entry].keep];
         if (r->uid == PT_NONE || keep->uid == r->uid)
             pt_cadence_unkeep(o->cadence, entry, pt_frames_for(&o->view, o->view.entries[entry].size));
         found += !pt_is_kept(o, entry, now);

@@ -19,68 +19,68 @@ typedef struct {
 } pt_keep_record;
 
 typedef struct {
-    pt_keep_record keeps[PT_KEEPS];
+    pt_keep_record records[PT_KEEPS];
     uint64_t begun, ended_early;
     uint32_t used;
-} pt_kept;
+} pt_keeps;
 
-static inline bool pt_keep_lives(const pt_kept *k, uint32_t number, uint64_t now)
+static inline bool pt_keep_lives(const pt_keeps *k, uint32_t number, uint64_t now)
 {
-    return number && k->keeps[number].ends_ns > now;
+    return number && k->records[number].ends_ns > now;
 }
 
 /* Returns the frames that a user keeps. */
-static inline uint64_t pt_kept_by(const pt_kept *k, uint32_t uid, uint64_t now)
+static inline uint64_t pt_kept_by(const pt_keeps *k, uint32_t uid, uint64_t now)
 {
     uint64_t frames = 0;
     for (uint32_t number = 1; number < PT_KEEPS; number++)
-        frames += pt_keep_lives(k, number, now) && k->keeps[number].uid == uid ? k->keeps[number].frames : 0;
+        frames += pt_keep_lives(k, number, now) && k->records[number].uid == uid ? k->records[number].frames : 0;
     return frames;
 }
 
 /* Returns the frames that are kept. */
-static inline uint64_t pt_kept_frames(const pt_kept *k, uint64_t now)
+static inline uint64_t pt_kept_frames(const pt_keeps *k, uint64_t now)
 {
     uint64_t frames = 0;
     for (uint32_t number = 1; k->used && number < PT_KEEPS; number++)
-        frames += pt_keep_lives(k, number, now) ? k->keeps[number].frames : 0;
+        frames += pt_keep_lives(k, number, now) ? k->records[number].frames : 0;
     return frames;
 }
 
 /* Returns the oldest keep of the user that keeps most, except `other`; 0: there is none. */
-static inline uint32_t pt_keep_to_end(const pt_kept *k, uint32_t other, uint64_t now)
+static inline uint32_t pt_keep_to_end(const pt_keeps *k, uint32_t other, uint64_t now)
 {
     uint32_t found = 0;
     uint64_t most = 0;
     for (uint32_t number = 1; number < PT_KEEPS; number++) {
-        const pt_keep_record *keep = &k->keeps[number];
+        const pt_keep_record *keep = &k->records[number];
         if (number == other || !pt_keep_lives(k, number, now))
             continue;
         uint64_t frames = pt_kept_by(k, keep->uid, now);
-        if (!found || frames > most || (frames == most && keep->order < k->keeps[found].order))
+        if (!found || frames > most || (frames == most && keep->order < k->records[found].order))
             most = frames, found = number;
     }
     return found;
 }
 
-static inline void pt_keep_end(pt_kept *k, uint32_t number)
+static inline void pt_keep_end(pt_keeps *k, uint32_t number)
 {
-    k->keeps[number].ends_ns = 0;
+    k->records[number].ends_ns = 0;
     k->ended_early++;
 }
 
 /* Ends keeps until `limit` frames are kept. */
-static inline void pt_keep_at_most(pt_kept *k, uint64_t limit, uint64_t now)
+static inline void pt_keep_at_most(pt_keeps *k, uint64_t limit, uint64_t now)
 {
     for (uint32_t number; pt_kept_frames(k, now) > limit && (number = pt_keep_to_end(k, 0, now));)
         pt_keep_end(k, number);
 }
 
 /* Returns a keep of this user that ends at this time or a little earlier, or 0. */
-static inline uint32_t pt_keep_like(const pt_kept *k, uint32_t uid, uint64_t ends_ns, uint64_t now)
+static inline uint32_t pt_keep_like(const pt_keeps *k, uint32_t uid, uint64_t ends_ns, uint64_t now)
 {
     for (uint32_t number = 1; number < PT_KEEPS; number++) {
-        const pt_keep_record *keep = &k->keeps[number];
+        const pt_keep_record *keep = &k->records[number];
         if (pt_keep_lives(k, number, now) && keep->uid == uid && keep->ends_ns <= ends_ns && ends_ns != UINT64_MAX &&
             ends_ns - keep->ends_ns <= (ends_ns - now) / 16)
             return number;
@@ -89,11 +89,11 @@ static inline uint32_t pt_keep_like(const pt_kept *k, uint32_t uid, uint64_t end
 }
 
 /* Begins a keep. Returns its number, or 0 if all numbers are used. */
-static inline uint32_t pt_keep_begin(pt_kept *k, uint32_t uid, uint64_t ends_ns)
+static inline uint32_t pt_keep_begin(pt_keeps *k, uint32_t uid, uint64_t ends_ns)
 {
     for (uint32_t number = 1; number < PT_KEEPS; number++)
-        if (!k->keeps[number].used) {
-            k->keeps[number] = (pt_keep_record){.ends_ns = ends_ns, .order = k->begun++, .uid = uid, .used = true};
+        if (!k->records[number].used) {
+            k->records[number] = (pt_keep_record){.ends_ns = ends_ns, .order = k->begun++, .uid = uid, .used = true};
             k->used++;
             return number;
         }

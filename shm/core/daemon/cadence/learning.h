@@ -34,14 +34,14 @@ static inline void pt_sweep_pages(pt_cadence *c, uint32_t slice, uint32_t now)
         pt_sweep_page(c, slice, entry, now);
 }
 
-static inline void pt_sweep_departed(pt_cadence *c, uint32_t slice, uint32_t now)
+static inline void pt_sweep_ghosts(pt_cadence *c, uint32_t slice, uint32_t now)
 {
-    const pt_departed *d = &c->departed;
+    const pt_ghosts *d = &c->ghosts;
     for (uint32_t set = pt_slice_start(slice, d->sets); set < pt_slice_start(slice + 1, d->sets); set++)
-        for (uint32_t i = 0; set % PT_DEPARTED_SAMPLE == 0 && i < PT_DEPARTED_WAYS; i++) {
-            const pt_departed_page *page = &d->pages[(size_t)set * PT_DEPARTED_WAYS + i];
+        for (uint32_t i = 0; set % PT_GHOST_SAMPLE == 0 && i < PT_GHOST_WAYS; i++) {
+            const pt_ghost *page = &d->pages[(size_t)set * PT_GHOST_WAYS + i];
             if (page->seen)
-                pt_add_risk(c, slice, page->class, page->seen, now, PT_DEPARTED_SAMPLE);
+                pt_add_risk(c, slice, page->class, page->seen, now, PT_GHOST_SAMPLE);
         }
 }
 
@@ -69,8 +69,8 @@ static inline void pt_end_round(pt_cadence *c, uint32_t now)
 {
     pt_note_round(c, now);
     pt_returns_update(&c->returns);
-    c->learned = c->full_pages && c->untold <= 0;
-    c->untold = 0;
+    c->learned = c->full_pages && c->promptless_stores <= 0;
+    c->promptless_stores = 0;
     pt_learned_save(c->saved, &c->returns, c->learned ? c->full_pages : 0);
 }
 
@@ -81,7 +81,7 @@ static inline void pt_cadence_sweep(pt_cadence *c, uint64_t now)
     c->began = c->began ? c->began : pt_moment(now);
     for (uint32_t most = PT_SLICES; c->stored >= c->next_slice && most; most--) {
         pt_sweep_pages(c, c->slice, pt_moment(now));
-        pt_sweep_departed(c, c->slice, pt_moment(now));
+        pt_sweep_ghosts(c, c->slice, pt_moment(now));
         c->swept[c->slice] = pt_moment(now);
         c->next_slice += round / PT_SLICES;
         c->slice = (c->slice + 1) % PT_SLICES;
@@ -126,11 +126,11 @@ static inline void pt_cadence_use(pt_cadence *c, uint32_t entry, uint64_t hash, 
 }
 
 /* A page is stored that is in no tier: a new one, or one that returns. A new page gets its parent's cadence. */
-static inline pt_departed_page pt_cadence_arrival(const pt_cadence *c, uint64_t hash, uint8_t inherited, pt_said said,
+static inline pt_ghost pt_cadence_arrival(const pt_cadence *c, uint64_t hash, uint8_t inherited, pt_said said,
                                                   uint64_t now)
 {
-    pt_departed_page page = {.print = pt_departed_print(hash), .cadence = inherited, .uses = 1}, *known;
-    if ((known = pt_departed_find(&c->departed, hash))) {
+    pt_ghost page = {.print = pt_ghost_print(hash), .cadence = inherited, .uses = 1}, *known;
+    if ((known = pt_ghost_find(&c->ghosts, hash))) {
         page.cadence = pt_cadence_after(&c->returns, known->cadence, pt_seconds_between(known->seen, pt_moment(now)));
         page.uses = (uint8_t)(known->uses + (known->uses < 7));
     }
@@ -142,25 +142,25 @@ static inline pt_departed_page pt_cadence_arrival(const pt_cadence *c, uint64_t 
 /* Learns that a page which is in no tier was used. */
 static inline void pt_cadence_missed(pt_cadence *c, uint64_t hash, uint64_t now)
 {
-    const pt_departed_page *known = pt_departed_find(&c->departed, hash);
-    uint32_t set = pt_departed_set(&c->departed, hash);
+    const pt_ghost *known = pt_ghost_find(&c->ghosts, hash);
+    uint32_t set = pt_ghost_set(&c->ghosts, hash);
     pt_shadow_use(&c->shadow, hash, false);
     if (!known)
         return;
     float gap = pt_seconds_between(known->seen, pt_moment(now));
     pt_note_gap(&c->returns, gap);
-    if (set % PT_DEPARTED_SAMPLE)
+    if (set % PT_GHOST_SAMPLE)
         return;
-    pt_note_return(&c->returns, known->class, gap, PT_DEPARTED_SAMPLE);
-    pt_add_risk(c, pt_slice_of(set, c->departed.sets), known->class, known->seen, pt_moment(now), PT_DEPARTED_SAMPLE);
+    pt_note_return(&c->returns, known->class, gap, PT_GHOST_SAMPLE);
+    pt_add_risk(c, pt_slice_of(set, c->ghosts.sets), known->class, known->seen, pt_moment(now), PT_GHOST_SAMPLE);
 }
 
 /* Gives a new entry what is known of its page. */
-static inline void pt_cadence_become(pt_cadence *c, uint32_t entry, uint64_t hash, const pt_departed_page *page,
+static inline void pt_cadence_become(pt_cadence *c, uint32_t entry, uint64_t hash, const pt_ghost *page,
                                      uint8_t lasts)
 {
     pt_cadence_page *p = &c->pages[entry];
-    pt_departed_page *known = pt_departed_find(&c->departed, hash);
+    pt_ghost *known = pt_ghost_find(&c->ghosts, hash);
     if (known)
         known->seen = 0;
     p->class = page->class;

@@ -88,7 +88,7 @@ static inline void pt_note_batch(pt_owner *o, const pt_request *r, const pt_prom
 static inline void pt_note_absent(pt_owner *o, const pt_request *r, const uint8_t *key, enum pt_outcome outcome)
 {
     if (outcome == PT_LEFT_OUT)
-        pt_page_is_absent(o, key, PT_EVICTED_FROM_MEMORY);
+        pt_note_absence(o, key, PT_EVICTED_FROM_MEMORY);
     else if (!r->part && (outcome == PT_REFUSED_FULL || outcome == PT_REFUSED_SIZE))
-        pt_page_is_absent(o, key, PT_DROPPED);
+        pt_note_absence(o, key, PT_DROPPED);
 }
