@@ -45,7 +45,7 @@ def main() -> int:
     texts = dict(_texts())
     findings = [
         *(*_words(texts), *_readme(texts["README.md"]), *_markdown(texts), *_c_lines(texts), *_includes(texts)),
-        *(*_modules(texts), *_classes(texts)),
+        *(*_modules(texts), *_classes(texts), *_glossary(texts["docs/glossary.md"])),
     ]
     print(*findings, sep="\n", end="\n" if findings else "")
     return 1 if findings else 0
@@ -132,6 +132,15 @@ def _classes(texts: dict[str, str]) -> list[str]:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(name)
     return [f"class {name} exists twice: {', '.join(where)}" for name, where in places.items() if len(where) > 1]
+
+
+def _glossary(text: str) -> list[str]:
+    """Returns the terms that have more than one row, or a second meaning in their row."""
+    rows = [(row[1].split(","), row[2]) for row in (line.split("|") for line in text.split("\n")) if len(row) > 3]
+    counts = collections.Counter(term.strip() for terms, _ in rows for term in terms)
+    twice = [term for term, count in counts.items() if count > 1 and term.strip("-") not in ("", "term")]
+    also = [term.strip() for terms, meaning in rows for term in terms if "also:" in meaning]
+    return [f"docs/glossary.md: {term} has two meanings" for term in (*twice, *also)]
 
 
 if __name__ == "__main__":
