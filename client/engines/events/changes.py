@@ -67,6 +67,7 @@ class LocationChanges(Generic[P]):
         served = session is not None and self._read(session)
         changes = self._pages.withdraw() if self._served.ended(now, there=served) else []
         if served and session is not None:
+            # The ring is read before pages are located: what changes in between is in the ring again for the next call.
             point("client.events_read")
             changes += self._pages.update(session, self._assumed(session, now))
         self._unfinished = served and self._pages.waits
@@ -74,7 +75,7 @@ class LocationChanges(Generic[P]):
 
     def _read(self, session: Session) -> bool:
         """Reads the ring. Returns False if the daemon records nothing at this time."""
-        if session is not self._session:
+        if session is not self._session:  # another attachment, whose ring may lack what changed before it
             self._session = session
             self.stores()
             self._pages.sweep()
@@ -85,7 +86,7 @@ class LocationChanges(Generic[P]):
                 self._pages.sweep()
             if not seen.keys:
                 break
-        if self._served.is_over:
+        if self._served.is_over:  # all pages were withdrawn: those that are still there are announced again
             self._pages.sweep()
         return seen.result != EventsResult.OFF
 

@@ -77,7 +77,7 @@ class EventTable(Generic[P]):
             self._keys += key
             self._tiers.append(0)
             self._pages.append(page)
-        elif self._absent:
+        elif self._absent:  # routers know nothing of such a page, so that it can be forgotten without an event
             row = next(iter(self._absent))
             del self._rows[self._key(row)]
             self._keys[row * KEY_BYTES : (row + 1) * KEY_BYTES] = key
@@ -86,7 +86,7 @@ class EventTable(Generic[P]):
             return
         self._rows[key] = row
         self._changed.add(row)
-        self._put_last(row)
+        self._put_last(row)  # as a page in no tier: the first update() announces where it is
 
     def touch(self, keys: bytes) -> None:
         """Lets these pages be located, as far as they are known."""
