@@ -88,7 +88,7 @@ _SCHEDULED: Final = [
     for name in (
         "harness",
         "shared_prefixes",
-        "any_sequence",
+        "random_requests",
         "scheduler_interface",
         "gpu_pages",
         "fleet_waits",
