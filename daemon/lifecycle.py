@@ -26,6 +26,7 @@ from pagetier.daemon.server.control_socket import Server
 from pagetier.daemon.stats.frame_advice import frame_advice
 from pagetier.daemon.status.huge_page_report import FEW_REMEDY
 from pagetier.daemon.status.phase import Phase, PhaseProgress
+from pagetier.daemon.status.publisher import StatusPublisher
 from pagetier.daemon.stop_signals import Reported, StopRequest, meant_by
 from pagetier.daemon.upkeep import RemovedSegments, Upkeep
 from pagetier.shm.failpoints import point
@@ -81,8 +82,8 @@ class _Life:
         self._asked = config  # the configuration that was read last; parts of it may wait for a restart
         self._context = context
         self._notifier = context.notifier
-        self._segments = segments
-        self._server = server
+        self._segments, self._server = segments, server
+        self._publisher = StatusPublisher(segments.owner)
         self._removed = RemovedSegments(segments)
         self._upkeep = Upkeep(server.restore, Orphans().reap, self._removed.check)
         self._way = StopRequest.STOP if segments.origin is Origin.MADE else StopRequest.HAND_OVER
@@ -157,7 +158,7 @@ class _Life:
             return
         if self._way is StopRequest.HAND_OVER and self._removed.check():
             self._way = StopRequest.STOP
-        self._service.disk.enter(PhaseProgress(Phase.STOPPING))
+        self._publisher.note_progress(PhaseProgress(Phase.STOPPING))
         if self._way is StopRequest.STOP:
             self._notifier.stopping("writing unwritten pages to disk", self._config.disk.stop_timeout + _LEAVING_S)
             await self._service.fleet.stop()
@@ -185,7 +186,7 @@ class _Life:
     async def _serve(self) -> Service:
         if self._config.arena.prefault == "lazy" or not self._segments.whole:
             self._segments.allocate_lazily()
-        self._service = Service(self._segments, self._config, asyncio.get_running_loop())
+        self._service = Service(self._segments, self._config, self._publisher, asyncio.get_running_loop())
         point("run.served")
         self._service.in_force.follow(self._follow)
         self._service.in_force.sources = self._context.sources()
@@ -240,8 +241,7 @@ class _Life:
             self._status_due = now + _STATUS_S
             self._notifier.status(self._status())
             self._check_frames()
-            if self._service is not None:
-                self._service.disk.note_huge_pages(huge_page_report(self._segments.owner))
+            self._publisher.note_huge_pages(huge_page_report(self._segments.owner))
 
     def _check_frames(self) -> None:
         """Warns once if frames are much larger than the pages in them."""
@@ -297,4 +297,4 @@ class _Life:
     def _show_start(self, done: int, total: int) -> None:
         """Publishes how far the arena is populated, unless engines may attach already."""
         if self._service is not None and not self._open and not self._leaving.is_set():
-            self._service.disk.enter(PhaseProgress(Phase.STARTING, done, total))
+            self._publisher.note_progress(PhaseProgress(Phase.STARTING, done, total))

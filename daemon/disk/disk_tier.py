@@ -18,9 +18,7 @@ from pagetier.daemon.disk.reads import DiskReads
 from pagetier.daemon.disk.stop_progress import StopProgress
 from pagetier.daemon.disk.write_behind import WriteBehind
 from pagetier.daemon.disk.write_budget import Budget
-from pagetier.daemon.status.disk_report import DiskCounters, Standing
-from pagetier.daemon.status.huge_page_report import HugePageReport
-from pagetier.daemon.status.phase import PhaseProgress
+from pagetier.daemon.status.disk_report import DiskCounters, DiskReport, Standing, summed
 from pagetier.daemon.status.publisher import StatusPublisher
 from pagetier.shm._core import DISK_DEVICES, KEY_BYTES, Owner, UnwrittenPages
 from pagetier.shm.failpoints import point
@@ -50,7 +48,9 @@ class DiskTier:
         flush: Writes all pages to disk while a client polls.
     """
 
-    def __init__(self, segments: Segments, config: Config, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, segments: Segments, config: Config, publisher: StatusPublisher, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self._segments = segments
         self._owner: Owner = segments.owner
         self._loop = loop
@@ -62,7 +62,8 @@ class DiskTier:
         self.reads = DiskReads(self._owner, int(config.store.reservation_timeout * 1e9), loop)
         self.backpressure = BackPressure(self._owner, self.write_behind, config.disk.store_timeout, loop)
         self.flush = DiskFlush(self._owner, self.write_behind)
-        self.published = StatusPublisher(self._owner)
+        self._publisher = publisher
+        self._report = DiskReport()
         self._leaving = False
         self._lost: UnwrittenPages | None = None  # what the tier lacked when its first worker ended during a stop
         self._removals: set[asyncio.Task[None]] = set()
@@ -95,7 +96,8 @@ class DiskTier:
     def changed(self) -> None:
         """Implements Surroundings.changed()."""
         if reports := [device.status.report for device in self._devices]:
-            self.published.note(reports, self._options.write, self.budget.report())
+            self._report = summed(reports, self._options.write, self.budget.report())
+            self._publisher.note_disk(self._report)
 
     def worker_ends(self) -> None:
         """Implements Surroundings.worker_ends()."""
@@ -149,10 +151,10 @@ class DiskTier:
             device.send(SaveLookups(lookups))
 
     async def _save_all(self, ends: float) -> None:
-        if self.published.report.standing is Standing.NONE and self._owner.header().pages:
+        if self._report.standing is Standing.NONE and self._owner.header().pages:
             self.start()  # the stop came before the start
         polls, last_try = 0, self._restarts + _MORE_WORKERS
-        with StopProgress(self.published, ends - self._loop.time()) as progress:
+        with StopProgress(self._publisher, ends - self._loop.time()) as progress:
             while self._expected() and self._restarts <= last_try and self._loop.time() < ends:
                 is_open = self.is_open
                 if is_open and progress.show(self.save(polls)).synced:
@@ -174,25 +176,7 @@ class DiskTier:
     @property
     def _trouble(self) -> str:
         """The reason why a configured tier is not open."""
-        return self.published.report.trouble or "the disk tier is being opened"
-
-    @property
-    def progress(self) -> PhaseProgress:
-        """The phase of the daemon that was published last."""
-        return self.published.progress
-
-    def enter(self, progress: PhaseProgress) -> None:
-        """Publishes the phase of the daemon, with or without a configured disk."""
-        self.published.enter(progress)
-
-    @property
-    def huge_pages(self) -> HugePageReport:
-        """How much of the segments is in huge pages, as published last."""
-        return self.published.huge_pages
-
-    def note_huge_pages(self, huge_pages: HugePageReport) -> None:
-        """Publishes how much of the segments is in huge pages, with or without a configured disk."""
-        self.published.note_huge_pages(huge_pages)
+        return self._report.trouble or "the disk tier is being opened"
 
     def follow(self, options: DiskOptions) -> None:
         """Adds, removes and resizes devices; a device is known by its folder.
@@ -288,7 +272,7 @@ class DiskTier:
         """Returns the counters for the metrics."""
         write_behind = self.write_behind
         return DiskCounters(
-            self.published.report, write_behind.in_flight, write_behind.at_work.seconds, self.reads.at_work.seconds
+            self._report, write_behind.in_flight, write_behind.at_work.seconds, self.reads.at_work.seconds
         )
 
     def too_large(self) -> str:

@@ -20,8 +20,8 @@ log = logging.getLogger("pagetierd.disk")
 class StopProgress:
     """The progress of one stop, a context manager. Shows nothing if all pages are on disk already."""
 
-    def __init__(self, status: StatusPublisher, timeout: float) -> None:
-        self._status = status
+    def __init__(self, publisher: StatusPublisher, timeout: float) -> None:
+        self._publisher = publisher
         self._timeout = timeout
         self._total = 0
         self._show: Progress = no_progress
@@ -42,7 +42,7 @@ class StopProgress:
         self._total = max(self._total, saved.bytes)
         if self._total:
             done = self._total - saved.bytes
-            self._status.enter(PhaseProgress(Phase.STOPPING, done, self._total))
+            self._publisher.note_progress(PhaseProgress(Phase.STOPPING, done, self._total))
             self._show(done, self._total)
         return saved
 

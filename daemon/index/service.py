@@ -34,6 +34,7 @@ from pagetier.daemon.index.shortage import Shortage
 from pagetier.daemon.index.slots import has_slot, why_no_slot
 from pagetier.daemon.index.tenants import Tenants
 from pagetier.daemon.status.phase import Phase, PhaseProgress
+from pagetier.daemon.status.publisher import StatusPublisher
 from pagetier.shm._core import KEY_BYTES, Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.geometry import Geometry
@@ -84,13 +85,15 @@ class Service:
         evictor: Evicts pages ahead of need, and knows the order of eviction.
         tenants: The quotas in force.
         reservations: Grants memory to stores.
+        publisher: Takes the reports of all parts of the daemon.
     """
 
-    def __init__(self, segments: Segments, config: Config, loop: asyncio.AbstractEventLoop) -> None:
-        self.segments = segments
+    def __init__(
+        self, segments: Segments, config: Config, publisher: StatusPublisher, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.segments, self.publisher = segments, publisher
         self._owner: Owner = segments.owner
-        self._config = config
-        self._loop = loop
+        self._config, self._loop = config, loop
         self._open = False
         self._reaper = Reaper(self._owner, loop, config.store.quarantine, segments.open_locks())
         self.tenants = Tenants(self._owner, config.quota)
@@ -99,10 +102,8 @@ class Service:
         self._lookups = LookupReader(self._owner, config.advise)
         self._prefetch_quota = PrefetchQuota(self._owner.header(), config.store.share)
         self._shortage = Shortage(self._owner)
-        self.disk = DiskTier(segments, config, loop)
-        self.fleet = FleetTier(
-            segments, config.remote, self.disk.reads, self.disk.published.note_fleet, loop, config.socket
-        )
+        self.disk = DiskTier(segments, config, publisher, loop)
+        self.fleet = FleetTier(segments, config.remote, self.disk.reads, publisher.note_fleet, loop, config.socket)
         self.idle_namespaces = IdleNamespaces(self._owner, config.index, self.disk)
         self.reservations = Reservations(
             self._owner,
@@ -124,7 +125,7 @@ class Service:
     def open_to_engines(self) -> None:
         """Lets engines attach: the arena is ready."""
         self._open = True
-        self.disk.enter(PhaseProgress(Phase.SERVING))
+        self.publisher.note_progress(PhaseProgress(Phase.SERVING))
         self.disk.start()
         self.fleet.start()
 
@@ -286,11 +287,11 @@ class Service:
             self._owner.serve_events()
         self.disk.tidy()
         self.fleet.tidy()
-        self.disk.published.evicts(self.evictor.poll())
-        self.disk.published.note_hints(self.hints.report)
-        self.disk.published.note_slots(tuple(self._reaper.unjudged), self._reaper.names.unseen)
+        self.publisher.note_eviction(self.evictor.poll())
+        self.publisher.note_hints(self.hints.report)
+        self.publisher.note_slots(tuple(self._reaper.unjudged), self._reaper.names.unseen)
         self.tenants.poll()
-        self.disk.published.note_tenants(self.tenants.report())
+        self.publisher.note_tenants(self.tenants.report())
         self._lookups.poll()
         self.reservations.poll()
         self.idle_namespaces.poll()

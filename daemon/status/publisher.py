@@ -1,11 +1,11 @@
-"""Publishes the status of the daemon and its disk tier in the header of the index."""
+"""Publishes the status of the daemon in the header of the index."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import msgspec
 
 from pagetier.daemon.status.daemon_status import DaemonStatus
-from pagetier.daemon.status.disk_report import BudgetReport, DeviceReport, DiskReport, summed
+from pagetier.daemon.status.disk_report import DiskReport
 from pagetier.daemon.status.eviction_report import EvictionReport
 from pagetier.daemon.status.fleet_status import FleetStatus
 from pagetier.daemon.status.hint_report import HintReport
@@ -16,76 +16,57 @@ from pagetier.shm._core import Owner
 
 
 class StatusPublisher:
-    """The status that `pagetier stats` shows. On the loop's thread only."""
+    """Puts the reports of all parts of the daemon together. On the loop's thread only.
+
+    Each part hands in its own report, as often as it likes; a report that is news publishes the whole status.
+
+    Attributes:
+        status: The status that was published last.
+    """
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
-        self.report = DiskReport()
-        self.progress = PhaseProgress()
-        self.eviction = EvictionReport()
-        self.hints = HintReport()
-        self.huge_pages = HugePageReport()
-        self.fleet: FleetStatus | None = None
-        self.tenants: tuple[TenantUse, ...] = ()
-        self.unjudged: tuple[int, ...] = ()
-        self.unseen: tuple[int, ...] = ()
+        self.status = DaemonStatus()
 
-    def note(self, devices: Sequence[DeviceReport], write: str, budget: BudgetReport | None) -> None:
-        """Publishes the state of the disk tier."""
-        self.report = summed(devices, write, budget)
-        self._publish()
+    def note_progress(self, progress: PhaseProgress) -> None:
+        """Takes the phase of the daemon and how far it is."""
+        self._update(progress=progress)
 
-    def enter(self, progress: PhaseProgress) -> None:
-        """Publishes the phase of the daemon and how far it is."""
-        self.progress = progress
-        self._publish()
+    def note_eviction(self, eviction: EvictionReport) -> None:
+        """Takes the order of eviction."""
+        self._update(eviction=eviction)
 
-    def evicts(self, eviction: EvictionReport) -> None:
-        """Publishes the order of eviction, if it is news."""
-        if eviction != self.eviction:
-            self.eviction = eviction
-            self._publish()
+    def note_disk(self, disk: DiskReport) -> None:
+        """Takes the state of the disk tier."""
+        self._update(disk=disk)
 
     def note_hints(self, hints: HintReport) -> None:
-        """Publishes the counters of hints, if they changed."""
-        if hints != self.hints:
-            self.hints = hints
-            self._publish()
+        """Takes the counters of hints."""
+        self._update(hints=hints)
 
     def note_huge_pages(self, huge_pages: HugePageReport) -> None:
-        """Publishes how much of the segments is in huge pages, if it changed."""
-        if huge_pages != self.huge_pages:
-            self.huge_pages = huge_pages
-            self._publish()
-
-    def note_fleet(self, fleet: FleetStatus) -> None:
-        """Publishes the state of the fleet, if it changed."""
-        if fleet != self.fleet:
-            self.fleet = fleet
-            self._publish()
-
-    def note_slots(self, unjudged: tuple[int, ...], unseen: tuple[int, ...]) -> None:
-        """Publishes the slots that nothing judges, and those whose recorded PID is not valid here, if they changed."""
-        if (unjudged, unseen) != (self.unjudged, self.unseen):
-            self.unjudged, self.unseen = unjudged, unseen
-            self._publish()
+        """Takes how much of the segments is in huge pages."""
+        self._update(huge_pages=huge_pages)
 
     def note_tenants(self, tenants: tuple[TenantUse, ...]) -> None:
-        """Publishes what tenants have, if it changed."""
-        if tenants != self.tenants:
-            self.tenants = tenants
-            self._publish()
+        """Takes what tenants may have and have."""
+        self._update(tenants=tenants)
 
-    def _publish(self) -> None:
-        status = DaemonStatus(
-            progress=self.progress,
-            eviction=self.eviction,
-            disk=self.report,
-            hints=self.hints,
-            huge_pages=self.huge_pages,
-            tenants=self.tenants,
-            fleet=self.fleet,
-            unjudged=self.unjudged,
-            unseen=self.unseen,
-        )
+    def note_fleet(self, fleet: FleetStatus) -> None:
+        """Takes the state of the fleet."""
+        self._update(fleet=fleet)
+
+    def note_slots(self, unjudged: tuple[int, ...], unseen: tuple[int, ...]) -> None:
+        """Takes the slots that nothing judges, and those whose recorded PID is not valid here."""
+        self._update(unjudged=unjudged, unseen=unseen)
+
+    def _update(self, **reports: object) -> None:
+        status = msgspec.structs.replace(self.status, **reports)
+        # Most reports of the periodic work are no news. A text that does not change leaves the version in the header as
+        # it is, so that readers seldom have to read twice.
+        if status == self.status:
+            return
+        self.status = status
+        # Only this thread writes the text. The version beside it is odd while the text changes, so readers, which take
+        # no lock, know whether what they have copied is whole (publish_status() in the core).
         self._owner.publish_status(status.pack())

@@ -19,6 +19,7 @@ from pagetier.daemon.common.loop_clock import give_way
 from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.control_socket import Server
+from pagetier.daemon.status.publisher import StatusPublisher
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.message_codec import pack, read_answer
 from pagetier.shm.protocol import BUILD, Answer, Attach, Check, Findings, Observe, Request, Welcome
@@ -59,7 +60,7 @@ def serving(folder: Path, patience: float = 5.0, access: AccessOptions | None = 
 async def _serve(
     segments: Segments, config: Config, server: Server, ready: threading.Event, stop: asyncio.Event
 ) -> None:
-    service = Service(segments, config, asyncio.get_running_loop())
+    service = Service(segments, config, StatusPublisher(segments.owner), asyncio.get_running_loop())
     service.open_to_engines()
     await server.start(service)
     ready.set()

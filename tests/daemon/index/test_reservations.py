@@ -30,6 +30,7 @@ from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.connection import Connection
 from pagetier.daemon.server.limits import ConnectionLimits
 from pagetier.daemon.server.server_state import ServerState
+from pagetier.daemon.status.publisher import StatusPublisher
 from pagetier.shm._core import KEY_BYTES, ReserveOutcome
 from pagetier.shm.message_codec import LENGTH, pack, read_answer
 from pagetier.shm.protocol import BUILD, Attach, Describe, Description, Prompt, Reserve, Reserved, Space
@@ -197,7 +198,7 @@ def receive(connection: Connection, message: bytes) -> None:
 
 async def responses_before_a_pause(segments: Segments) -> int:
     """Returns the number of reservations that are served for a peer that reads no response."""
-    service = Service(segments, Config(), asyncio.get_running_loop())
+    service = Service(segments, Config(), StatusPublisher(segments.owner), asyncio.get_running_loop())
     service.open_to_engines()
     throttle, buffer = LogThrottle(logging.getLogger(__name__)), memoryview(bytearray(1 << 16))
     state = ServerState(service, AccessOptions(), ConnectionLimits(), throttle, buffer)

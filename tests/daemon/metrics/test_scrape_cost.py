@@ -18,6 +18,7 @@ from in_process_server import SMALL
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.http.http_server import daemon_numbers
 from pagetier.daemon.index.service import Service
+from pagetier.daemon.status.publisher import StatusPublisher
 from pagetier.shm._core import KEY_BYTES, Owner, ReserveOutcome
 from pagetier.shm.protocol import BUILD
 from pagetier.shm.segments import SegmentRequest, Segments, take
@@ -59,7 +60,7 @@ def fill(owner: Owner, slot: int) -> None:
 
 async def calls_of_scrapes(segments: Segments) -> list[Counter[str]]:
     """Returns the calls of two scrapes: without pages, and with pages of many namespaces."""
-    service = Service(segments, Config(), asyncio.get_running_loop())
+    service = Service(segments, Config(), StatusPublisher(segments.owner), asyncio.get_running_loop())
     service.open_to_engines()
     scrape = partial(daemon_numbers, service)
     slot = attach(segments.owner, 1)

@@ -20,6 +20,7 @@ from pagetier.daemon.common import loop_clock
 from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.control_socket import Server
+from pagetier.daemon.status.publisher import StatusPublisher
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import (
     BUILD,
@@ -52,7 +53,7 @@ async def peer_of_impatient_server(folder: Path) -> AsyncIterator[Peer]:
     segments = take(SegmentRequest(f"pagetier-test-{secrets.token_hex(6)}", SMALL, BUILD))
     path = folder / "pagetier.sock"
     server = Server(path, AccessOptions(), PATIENCE_S)
-    service = Service(segments, Config(socket=path), asyncio.get_running_loop())
+    service = Service(segments, Config(socket=path), StatusPublisher(segments.owner), asyncio.get_running_loop())
     try:
         await server.start(service)
         with Peer(path) as peer:

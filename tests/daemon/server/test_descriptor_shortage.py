@@ -14,6 +14,7 @@ from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.peer_credentials import Peer
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.index.slots import MOST_SLOTS
+from pagetier.daemon.status.publisher import StatusPublisher
 from pagetier.shm.exit_codes import Exit
 from pagetier.shm.process import Process
 from pagetier.shm.protocol import BUILD, Attach
@@ -45,7 +46,9 @@ def test_an_adopting_daemon_that_cannot_watch_all_processes_reclaims_nothing() -
 
 async def test_an_attachment_that_cannot_be_watched_takes_no_slot(name: str, tmp_path: Path) -> None:
     segments = take(SegmentRequest(name, SMALL, BUILD))
-    service = Service(segments, Config(socket=tmp_path / "socket"), asyncio.get_running_loop())
+    service = Service(
+        segments, Config(socket=tmp_path / "socket"), StatusPublisher(segments.owner), asyncio.get_running_loop()
+    )
     try:
         service.open_to_engines()
         unwatchable = Peer(Process.of(os.getpid()), os.getuid(), frozenset(), pidfd=-1)

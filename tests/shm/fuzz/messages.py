@@ -26,6 +26,7 @@ from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.connection import Connection
 from pagetier.daemon.server.limits import ConnectionLimits
 from pagetier.daemon.server.server_state import ServerState
+from pagetier.daemon.status.publisher import StatusPublisher
 from pagetier.shm._core import TierFlag
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.message_codec import pack, read_answer, read_request
@@ -83,7 +84,9 @@ class Fuzzed:
         self._loop.run_until_complete(self._serve())
 
     async def _serve(self) -> None:
-        self._service = Service(self._segments, Config(), asyncio.get_running_loop())
+        self._service = Service(
+            self._segments, Config(), StatusPublisher(self._segments.owner), asyncio.get_running_loop()
+        )
         self._service.open_to_engines()
         self._shared = ServerState(
             *(self._service, AccessOptions(), ConnectionLimits(), LogThrottle(logging.getLogger(__name__))),
