@@ -23,7 +23,6 @@ from pagetier.daemon.stats.snapshot import (
 )
 from pagetier.daemon.status.daemon_status import DaemonStatus, unpack
 from pagetier.daemon.status.disk_report import DiskReport
-from pagetier.daemon.status.fleet_status import FleetStatus
 from pagetier.daemon.status.tenant_use import TenantUse
 from pagetier.daemon.workers.supervisor import DISK_WORKER, FLEET_WORKER
 from pagetier.shm import clock
@@ -55,7 +54,7 @@ def take_snapshot(observer: Observer) -> Snapshot:
         hints=status.hints,
         huge_pages=status.huge_pages,
         tenants=tuple(_tenant(header, tenant) for tenant in status.tenants),
-        fleet=status.fleet or FleetStatus(),
+        fleet=status.fleet,
         namespaces=tuple(map(_namespace, observer.spaces())),
         clients=tuple(_client(slot, status) for slot in observer.attachments_with_pins() if _is_shown(slot, status)),
     )

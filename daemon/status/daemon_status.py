@@ -1,4 +1,4 @@
-"""The status of the daemon: all reports together, as JSON in the header of the index."""
+"""The status of the daemon: the reports of all its parts, as JSON in the header of the index."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ from pagetier.daemon.status.phase import PhaseProgress
 from pagetier.daemon.status.tenant_use import TenantUse
 from pagetier.shm._core import STATUS_BYTES
 
-_LONGEST_TEXT: Final = 400
-_SHORTER_TEXTS: Final = (160, 60)
-_TEXTS: Final = ("trouble", "opened", "note", "folder")
-
-
-class _PackedDevice(DeviceReport, frozen=True, kw_only=True, array_like=True):
-    """A DeviceReport without the names of its fields, of which the header would have room for few."""
-
-
-class _PackedFleet(FleetStatus, frozen=True, kw_only=True, array_like=True):
-    """A FleetStatus without the names of its fields."""
+_MOST_CHARACTERS: Final = (1000, 180)
+"""Of a text. With the smaller number even texts of escaped characters fit for all devices, tenants and the fleet."""
 
 
 class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a daemon publishes about itself: its phase, order of eviction, hints, pages, tenants, disk and fleet."""
+    """What a daemon publishes about itself.
+
+    Attributes:
+        progress: The phase of the daemon and how far it is.
+        eviction: The order of eviction.
+        disk: The disk tier and its devices.
+        hints: The counters of hints.
+        huge_pages: How much of the segments is in huge pages.
+        tenants: What each tenant may have and has; nothing without quotas.
+        fleet: The fleet.
+        unjudged: The slots of which nothing says whether their process lives.
+        unseen: The slots whose recorded PID is not valid where the daemon runs.
+    """
 
     progress: PhaseProgress = PhaseProgress()
     eviction: EvictionReport = EvictionReport()
@@ -37,57 +40,31 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     hints: HintReport = HintReport()
     huge_pages: HugePageReport = HugePageReport()
     tenants: tuple[TenantUse, ...] = ()
-    fleet: FleetStatus | None = None
+    fleet: FleetStatus = FleetStatus()
     unjudged: tuple[int, ...] = ()
     unseen: tuple[int, ...] = ()
 
     def pack(self) -> bytes:
-        """Returns the status as JSON, shortened to fit into the header: tenants are left out before devices are."""
-        reports = (_shortened(self.disk, most) for most in (_LONGEST_TEXT, *_SHORTER_TEXTS))
-        statuses = [_PackedStatus.of(self, disk) for disk in (self.disk, *reports)]
-        without_tenants = [msgspec.structs.replace(status, tenants=()) for status in statuses]
-        least = msgspec.structs.replace(self, disk=DiskReport(standing=self.disk.standing), tenants=())
-        texts = map(msgspec.json.encode, (*statuses, *without_tenants, _PackedStatus.of(least, least.disk)))
-        return next(text for text in texts if len(text) <= STATUS_BYTES)
+        """Returns the status as JSON that fits into the header. A text that is cut for it ends with "…"."""
+        packed = (msgspec.json.encode(self._cut(most)) for most in _MOST_CHARACTERS)
+        return next(text for text in packed if len(text) <= STATUS_BYTES)
+
+    def _cut(self, most: int) -> DaemonStatus:
+        devices = tuple(_cut(device, most) for device in self.disk.devices)
+        disk = msgspec.structs.replace(_cut(self.disk, most), devices=devices)
+        return msgspec.structs.replace(self, disk=disk, fleet=_cut(self.fleet, most))
 
 
-class _PackedStatus(DaemonStatus, frozen=True, kw_only=True):
-    """A status with its devices and its fleet in short."""
-
-    devices: tuple[_PackedDevice, ...] = ()
-    packed_fleet: _PackedFleet | None = None
-
-    @classmethod
-    def of(cls, status: DaemonStatus, disk: DiskReport) -> _PackedStatus:
-        """Returns a status with this report of the disk tier."""
-        devices = tuple(_PackedDevice(**msgspec.structs.asdict(device)) for device in disk.devices)
-        fields = msgspec.structs.asdict(status) | {"disk": msgspec.structs.replace(disk, devices=()), "fleet": None}
-        fleet = _PackedFleet(**msgspec.structs.asdict(status.fleet)) if status.fleet else None
-        return cls(**fields, devices=devices, packed_fleet=fleet)
-
-    def whole(self) -> DaemonStatus:
-        """Returns the status with its devices where they belong."""
-        devices = tuple(DeviceReport(**msgspec.structs.asdict(device)) for device in self.devices)
-        disk = msgspec.structs.replace(self.disk, devices=devices)
-        own = {name: getattr(self, name) for name in DaemonStatus.__struct_fields__}
-        fleet = FleetStatus(**msgspec.structs.asdict(self.packed_fleet)) if self.packed_fleet else None
-        return DaemonStatus(**own | {"disk": disk, "fleet": fleet})
+_Report = TypeVar("_Report", DiskReport, DeviceReport, FleetStatus)
 
 
-_Report = TypeVar("_Report", DiskReport, DeviceReport)
-
-
-def _shortened(report: DiskReport, most: int) -> DiskReport:
-    """Returns the report with texts of at most so many characters, all devices together."""
-    each = most // max(1, len(report.devices))
-    devices = tuple(_short(device, each) for device in report.devices)
-    return msgspec.structs.replace(_short(report, most), devices=devices)
-
-
-def _short(report: _Report, most: int) -> _Report:
-    return msgspec.structs.replace(report, **{name: getattr(report, name)[:most] for name in _TEXTS})
+def _cut(report: _Report, most: int) -> _Report:
+    """Returns the report with texts of at most so many characters."""
+    texts = {name: value for name, value in msgspec.structs.asdict(report).items() if isinstance(value, str)}
+    cut = {name: f"{text[: most - 1]}…" for name, text in texts.items() if len(text) > most}
+    return msgspec.structs.replace(report, **cut)
 
 
 def unpack(text: bytes | None) -> DaemonStatus:
     """Returns the status in the header; that of a daemon that starts if none was published yet."""
-    return msgspec.json.decode(text, type=_PackedStatus).whole() if text else DaemonStatus()
+    return msgspec.json.decode(text, type=DaemonStatus) if text else DaemonStatus()

@@ -9,7 +9,7 @@ import msgspec
 OTHERS: Final = "others"
 
 
-class TenantUse(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class TenantUse(msgspec.Struct, frozen=True, kw_only=True):
     """A tenant: its quota, and the frames that it has.
 
     Attributes:

@@ -199,15 +199,16 @@ static PyObject *observer_status(Observer *self, PyObject *unused)
 {
     (void)unused;
     pt_header *h = self->view.header;
-    char text[PT_STATUS_BYTES];
     uint32_t before = atomic_load_explicit(&h->status_version, memory_order_acquire), bytes = h->status_bytes;
-    if (before & 1 || bytes > sizeof text)
+    if (before & 1 || bytes > PT_STATUS_BYTES)
         Py_RETURN_NONE;
-    memcpy(text, h->status, bytes);
+    PyObject *text = PyBytes_FromStringAndSize(self->view.status, bytes);
+    /* The copy is complete before the version is read again. If that is the same, no other text was begun since. */
     atomic_thread_fence(memory_order_acquire);
-    if (atomic_load_explicit(&h->status_version, memory_order_relaxed) != before)
-        Py_RETURN_NONE;
-    return PyBytes_FromStringAndSize(text, bytes);
+    if (!text || atomic_load_explicit(&h->status_version, memory_order_relaxed) == before)
+        return text;
+    Py_DECREF(text);
+    Py_RETURN_NONE;
 }
 
 /* locate(keys) -> the tiers of each page, a TierFlag (u8). */

@@ -31,7 +31,7 @@
 #include "failpoints.h"
 
 #define PT_MAGIC 0x7265697465676170ull /* "pagetier" */
-#define PT_FORMAT 5u
+#define PT_FORMAT 6u
 #define PT_PAGE 4096u
 #define PT_SLOTS 56u /* processes attached at once: the pin bits of a lock word */
 #define PT_PARTS 32u /* parts of a page: half of the part bits; the other half says "released" */
@@ -43,7 +43,7 @@
 /* in place of a slot: the writer died or detached; its part is useful only if another writer lives */
 #define PT_ENDED_WRITER 0xfeu
 #define PT_NAME_BYTES 56u
-#define PT_STATUS_BYTES 2816u
+#define PT_STATUS_BYTES (64u << 10) /* room for the status of the daemon; whole pages */
 #define PT_LEARNED_BYTES (512u << 10) /* room for what the eviction policy learned; whole pages */
 #define PT_RESERVE_LIMIT (4ull << 20) /* of the bytes of each reserved place */
 
@@ -247,18 +247,21 @@ typedef struct {
     uint64_t disk_frames, disk_used_frames, disk_pages, disk_bytes; /* disk_frames is 0 while there is no disk tier */
     pt_daemon_counts counters;
     pt_counts retired;
-    /* The status of the daemon and its disk tier, for humans. A reader reads the version before and after the text: if
-     * it is odd or has changed, the text was written at the same time and is not valid. */
     pt_a64 events_head; /* number of events that were recorded */
     pt_a64 events_epoch; /* odd while events are recorded; changes whenever there may be changes that were not */
     pt_a32 disk_complete; /* the disk tier is open, and all pages on its devices were reported */
     uint32_t spare_word;
     uint64_t spare[13];
+    /* The status of the daemon is a text in the pages after the header, at PT_AT_STATUS. The daemon makes the version
+     * odd, writes the text and its length, and makes the version even again. A reader copies as many bytes as are in
+     * use and reads the version before and after that: if it is odd or has changed, the text was written at the same
+     * time and is not valid. */
     pt_a32 status_version;
-    uint32_t status_bytes;
-    char status[PT_STATUS_BYTES];
+    uint32_t status_bytes; /* in use */
 } pt_header;
 _Static_assert(sizeof(pt_header) <= PT_PAGE, "the header is one page");
+
+#define PT_AT_STATUS PT_PAGE /* in the index; the places of pt_plan follow */
 
 /* The part of an entry that lies in the locks segment. */
 typedef struct {

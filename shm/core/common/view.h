@@ -10,6 +10,7 @@
 
 typedef struct {
     pt_header *header;
+    char *status; /* PT_STATUS_BYTES */
     pt_slot *slots;
     pt_space *spaces;
     pt_bucket *buckets[2];
@@ -62,7 +63,7 @@ static inline uint32_t pt_bucket_count(uint32_t entries)
 /* Fills in the fields of a header that follow from the geometry: counts, sizes, offsets. */
 static inline void pt_plan(pt_header *h, const pt_geometry *g)
 {
-    uint64_t at = PT_PAGE;
+    uint64_t at = PT_AT_STATUS + PT_STATUS_BYTES;
     h->frame_bytes = g->frame_bytes;
     h->frames = g->frames;
     h->entries = g->entries;
@@ -127,6 +128,7 @@ static inline pt_view pt_view_of(void *index, void *locks, void *arena)
     pt_header *h = index;
     return (pt_view){
         .header = h,
+        .status = (char *)(at + PT_AT_STATUS),
         .slots = (pt_slot *)(at + h->at_slots),
         .spaces = (pt_space *)(at + h->at_spaces),
         .buckets = {(pt_bucket *)(at + h->at_buckets[0]), (pt_bucket *)(at + h->at_buckets[1])},

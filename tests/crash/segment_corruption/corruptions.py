@@ -18,7 +18,7 @@ PAGE: Final = 4096
 LINE: Final = 64
 _AT_SLOTS: Final = struct.Struct("<8Q")  # at_slots to at_learned
 _AT_SLOTS_OFFSET: Final = 112
-_HEADER_BYTES: Final = 1024  # the part of the header's page that is not text of the disk tier
+_HEADER_BYTES: Final = 1024  # the part of the header's page that is in use
 
 
 class Area(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Tests that each report of the disk tier fits into the header, and is read as it was written."""
+"""Tests that the status fits into its room in the index, and is read as it was written."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from msgspec.structs import replace
 
 from pagetier.daemon.status.daemon_status import DaemonStatus, unpack
 from pagetier.daemon.status.disk_report import BudgetReport, DeviceReport, DiskReport, Standing, summed, with_state
+from pagetier.daemon.status.fleet_status import FleetStatus
+from pagetier.daemon.status.hint_report import HintReport
 from pagetier.daemon.status.huge_page_report import HugePageReport
 from pagetier.daemon.status.tenant_use import TenantUse
-from pagetier.shm._core import DISK_DEVICES, STATUS_BYTES
+from pagetier.shm._core import DISK_DEVICES, SLOTS, STATUS_BYTES, TENANTS
 from pagetier.tiers.base import TierState
 
 NUMBERS = st.integers(0, 1 << 62)
+NUMBERS_OF_DEVICES = ("cap", "bytes", "file_bytes", "disk_total", "device_bytes")
 TENANT = TenantUse(
     pattern="",
     arena_minimum=0.25,
@@ -35,58 +38,69 @@ def test_an_empty_header_is_an_empty_report() -> None:
 def test_short_reports_are_read_as_they_were_written(report: DiskReport) -> None:
     packed = DaemonStatus(disk=report).pack()
     assert len(packed) <= STATUS_BYTES
-    unpacked = unpack(packed).disk
-    assert unpacked.standing is report.standing
-    if max(map(len, (report.trouble, report.opened, report.note, report.folder))) < 100:
-        assert unpacked == report
+    assert unpack(packed).disk == report
 
 
 @given(st.text(max_size=5000), st.text(max_size=5000), st.sampled_from(Standing))
-def test_long_texts_are_cut_and_the_standing_stays(trouble: str, note: str, standing: Standing) -> None:
+def test_long_texts_are_cut_visibly_and_the_standing_stays(trouble: str, note: str, standing: Standing) -> None:
     disk = DiskReport(standing=standing, trouble=trouble, note=note, folder="/x" * 2000, opened=note)
-    packed = DaemonStatus(disk=disk).pack()
+    packed = DaemonStatus(disk=disk, fleet=FleetStatus(trouble=trouble)).pack()
     assert len(packed) <= STATUS_BYTES
-    unpacked = unpack(packed).disk
-    assert unpacked.standing is standing
-    assert trouble.startswith(unpacked.trouble)
+    unpacked = unpack(packed)
+    assert unpacked.disk.standing is standing
+    for seen in (unpacked.disk.trouble, unpacked.fleet.trouble):
+        assert seen == trouble or (seen.endswith("…") and trouble.startswith(seen[:-1]) and len(seen) < len(trouble))
 
 
-@pytest.mark.parametrize(("troubles", "tenants"), [(0, 0), (1, 0), (8, 0), (0, 16)])
-def test_eight_devices_fit_into_the_header(troubles: int, tenants: int) -> None:
-    """What many tenants have is left out before the devices are."""
-    most = 1 << 50
-    devices = [
-        DeviceReport(
-            folder=f"/mnt/nvme{number}/pagetier",
-            standing=Standing.DOWN if number < troubles else Standing.OPEN,
-            trouble="the disk has not answered for 100 s: it is still being opened " * 3 if number < troubles else "",
-            opened="as it was left",
-            last_sync=1795433628.5,
-            cap=most,
-            bytes=most,
-            file_bytes=most,
-            disk_total=most,
-            device_bytes=most,
-        )
-        for number in range(DISK_DEVICES)
-    ]
-    report = summed(devices, "evict", BudgetReport(per_day=most, left=most, skipped_bytes=most))
-    assert report.cap == DISK_DEVICES * most
-    assert report.standing is (Standing.DOWN if troubles == DISK_DEVICES else Standing.OPEN)
-    assert troubles != 1 or report.trouble == f"{devices[0].folder}: {devices[0].trouble}"
-    huge_pages = HugePageReport(index=1 / 3, locks=1 / 7, arena=1 / 9)
-    quotas = tuple(replace(TENANT, pattern=f"customer-{number}/llama-*") for number in range(tenants))
-    packed = DaemonStatus(disk=report, huge_pages=huge_pages, tenants=quotas).pack()
-    assert len(packed) <= STATUS_BYTES
-    assert unpack(packed).tenants == ()
-    assert unpack(packed).huge_pages == huge_pages
-    unpacked = unpack(packed).disk
-    assert [device.standing for device in unpacked.devices] == [device.standing for device in devices]
-    assert all(
-        seen.folder == of.folder and of.trouble.startswith(seen.trouble) and bool(seen.trouble) == bool(of.trouble)
-        for seen, of in zip(unpacked.devices, devices, strict=True)
+def device(number: int, trouble: str, text: str = "") -> DeviceReport:
+    report = DeviceReport(
+        folder=f"/mnt/nvme{number}/pagetier{text}",
+        standing=Standing.DOWN if trouble else Standing.OPEN,
+        trouble=trouble + text,
+        opened="as it was left" + text,
+        note=text,
+        last_sync=1795433628.5,
     )
-    assert troubles > 1 or unpacked == report
+    return replace(report, **dict.fromkeys(NUMBERS_OF_DEVICES, 1 << 50))
+
+
+def status_of(devices: list[DeviceReport], tenants: int, fleet: FleetStatus) -> DaemonStatus:
+    """Returns the status of a daemon with all of its reports."""
+    most = 1 << 63
+    return DaemonStatus(
+        disk=summed(devices, "evict", BudgetReport(per_day=most, left=most, skipped_bytes=most)),
+        huge_pages=HugePageReport(index=1 / 3, locks=1 / 7, arena=1 / 9),
+        hints=HintReport(pages=most, applied=most, absent=most, without_effect=most, wrong=most),
+        tenants=tuple(replace(TENANT, pattern=f"customer-{number}/llama-*") for number in range(tenants)),
+        fleet=fleet,
+        unjudged=tuple(range(SLOTS)),
+        unseen=tuple(range(SLOTS)),
+    )
+
+
+@pytest.mark.parametrize("troubles", [0, 1, DISK_DEVICES])
+def test_a_status_of_eight_devices_all_tenants_and_a_fleet_is_published_whole(troubles: int) -> None:
+    trouble = "the disk has not answered for 100 s: it is still being opened"
+    devices = [device(number, trouble if number < troubles else "") for number in range(DISK_DEVICES)]
+    status = status_of(devices, TENANTS, FleetStatus(url="file:///shared", trouble=trouble, found=1 << 63))
+    assert status.disk.cap == DISK_DEVICES << 50
+    assert status.disk.standing is (Standing.DOWN if troubles == DISK_DEVICES else Standing.OPEN)
+    assert troubles != 1 or status.disk.trouble == f"{devices[0].folder}: {trouble}"
+    packed = status.pack()
+    assert len(packed) <= STATUS_BYTES and unpack(packed) == status
+
+
+def test_the_longest_texts_of_all_reports_fit() -> None:
+    """The longest text is one of characters that JSON escapes, in each report that has texts."""
+    longest = "\x01" * 5000
+    fleet = FleetStatus(url=longest, trouble=longest, note=longest, given_up=longest, write_trouble=longest)
+    devices = [device(number, longest, longest) for number in range(DISK_DEVICES)]
+    status = replace(status_of(devices, 0, fleet), tenants=(replace(TENANT, pattern='"' * 100),) * TENANTS)
+    packed = status.pack()
+    assert len(packed) <= STATUS_BYTES
+    unpacked = unpack(packed)
+    assert (unpacked.tenants, unpacked.unjudged) == (status.tenants, status.unjudged)
+    assert [each.standing for each in unpacked.disk.devices] == [Standing.DOWN] * DISK_DEVICES
 
 
 def test_a_report_takes_over_the_state_of_the_worker() -> None:

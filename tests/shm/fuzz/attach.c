@@ -29,9 +29,11 @@ static void expect_within(const pt_header *h, pt_sizes have)
         {"the ring of events", h->at_events, 1, h->reserves.events},
         {"the curve", h->at_curve, 1, h->reserves.curve},
     };
-    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
-        expect_inside(&tables[i], i ? tables[i - 1].at + tables[i - 1].count * tables[i - 1].bytes : sizeof *h,
-                      have.index);
+    wide end = PT_AT_STATUS + PT_STATUS_BYTES;
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
+        expect_inside(&tables[i], end, have.index);
+        end = tables[i].at + tables[i].count * tables[i].bytes;
+    }
     expect_inside(&(table){"lock words", PT_AT_LOCKS, h->entries, sizeof(pt_lock)}, PT_AT_LOCKS, have.locks);
     expect_inside(&(table){"samples", h->at_samples, 1, h->reserves.samples},
                   PT_AT_LOCKS + (wide)h->entries * sizeof(pt_lock), have.locks);
