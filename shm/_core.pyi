@@ -40,11 +40,11 @@ class ReserveOutcome(IntEnum):
     LEFT_OUT = ...
     GRANTED_TO_FLEET = ...
 
-class ChainKind(IntEnum):
+class PromptKind(IntEnum):
     """How the pages of a store depend on each other: not known, each on those before it, or not at all."""
 
     UNKNOWN = ...
-    PROMPT = ...
+    KNOWN = ...
     NONE = ...
 
 class EventsResult(IntEnum):
@@ -262,7 +262,7 @@ class SeenEvents(NamedTuple):
 
 @final
 class PagesToWrite(NamedTuple):
-    """Pages that are to be written to disk: entries u32, serials u64, sizes u64, spaces u32, ticks u64, chains u32.
+    """Pages to write to disk: entries u32, serials u64, sizes u64, spaces u32, ticks u64, reservations u32.
 
     `histories` are what is known of their uses, HISTORY_BYTES each.
     """
@@ -273,7 +273,7 @@ class PagesToWrite(NamedTuple):
     sizes: bytes
     spaces: bytes
     ticks: bytes
-    chains: bytes
+    reservations: bytes
     histories: bytes
 
 @final
@@ -659,8 +659,8 @@ class Session:
         """Finishes a part of granted pages and releases them. Returns a u8 for each: 1 stored, 0 doomed before."""
     def abandon(self, entries: Array, serials: Array, part: int, /) -> None:
         """Releases a part of granted pages without finishing it: these pages will never be readable."""
-    def chain(self, entry: int, /) -> bytes:
-        """Returns the frames (u32) of a page that the caller has pinned or was granted; b"" if its chain is invalid."""
+    def frames(self, entry: int, /) -> bytes:
+        """Returns the frames (u32) of a page that the caller has pinned or was granted; b"" if the list is damaged."""
     def populate(self, offset: int, length: int, /) -> None:
         """Maps a range of the arena before its first use."""
     def populate_index(self) -> None:
@@ -829,7 +829,7 @@ class Owner:
         keys: Array,
         sizes: Array,
         division: int = 0,
-        chain: ChainKind = ...,
+        kind: PromptKind = ...,
         begins: Array = ...,
         parents: Array = ...,
         depths: Array = ...,
@@ -849,7 +849,7 @@ class Owner:
             keys: KEY_BYTES each.
             sizes: u64, the bytes of each page.
             division: How a page is cut into its parts; all writers of a page must pass the same number.
-            chain: How the pages depend on each other. LEFT_OUT is answered only to PROMPT.
+            kind: How the pages depend on each other. LEFT_OUT is answered only to KNOWN.
             begins: u32, the first page of each prompt, ascending from 0; without them all pages are one prompt.
             parents: KEY_BYTES each, the key of the page before each prompt; zeros if there is none, or it is not known.
             depths: u32, the number of each prompt's first page in its prompt, counted from 1; 0: not known.
@@ -1039,7 +1039,7 @@ class Owner:
         """
     def sizes(self, entries: Array, /) -> bytes:
         """Returns the bytes of each page (u64); 0 for an entry that does not exist."""
-    def chains(self, entries: Array, /) -> bytes:
+    def reservations(self, entries: Array, /) -> bytes:
         """Returns the run (u32) with which each page was granted; 0 if unknown."""
     def count_fetched(self, pages: int, bytes: int, missed: int, /) -> None:
         """Counts the results of requests for pages on disk, for the statistics."""

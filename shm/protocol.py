@@ -91,7 +91,7 @@ class Reserve(Message, frozen=True):
         keys: KEY_BYTES bytes for each page.
         sizes: u64 for each page, the bytes of the whole page.
         division: How a page is divided into parts (u32); parts of different divisions never form one page.
-        chains: The prompts among the pages, ascending from page 0; empty if each page is useful on its own. None, as
+        prompts: The prompts among the pages, ascending from page 0; empty if each page is useful on its own. None, as
             from clients of earlier builds: not known.
         hint: What is known of the session: a HintKind, 0 if nothing is.
         hint_ttl: Seconds after which the hint expires.
@@ -104,7 +104,7 @@ class Reserve(Message, frozen=True):
     keys: bytes
     sizes: bytes
     division: int = 0
-    chains: tuple[Prompt, ...] | None = None
+    prompts: tuple[Prompt, ...] | None = None
     hint: int = 0
     hint_ttl: float = 0.0
 

@@ -36,10 +36,10 @@ static void store(work *w, int32_t first, uint32_t count)
     w->now += STEP_NS;
     pt_request r = {.space = w->space,
                     .parts = 1,
-                    .chain_kind = PT_CHAIN_PROMPT,
+                    .prompt_kind = PT_PROMPT_KNOWN,
                     .now = w->now,
                     .expires_ns = UINT64_MAX,
-                    .chain = 1,
+                    .reservation = 1,
                     .prompts = &prompt,
                     .prompt_count = 1};
     double began = thread_seconds();

@@ -99,8 +99,8 @@ static inline void reserve(pt_owner *o, pt_request *r, const uint8_t *keys, uint
 {
     uint64_t *sizes = malloc(count * sizeof *sizes);
     pt_answer *answers = malloc(count * sizeof *answers);
-    r->parts = r->chain = r->prompt_count = 1;
-    r->chain_kind = PT_CHAIN_PROMPT;
+    r->parts = r->reservation = r->prompt_count = 1;
+    r->prompt_kind = PT_PROMPT_KNOWN;
     r->expires_ns = UINT64_MAX;
     for (uint32_t i = 0; i < count; i++)
         sizes[i] = 4096;

@@ -17,7 +17,7 @@ Indices = npt.NDArray[np.intp]
 
 
 def located(session: Session, entries: Iterable[int | None], page_bytes: int) -> Frames:
-    """Returns the frames of pages, up to the first page that has another size or whose list of frames is invalid.
+    """Returns the frames of pages, up to the first page that has another size or whose list of frames is damaged.
 
     The caller has retained the arena, and has the pages pinned or granted.
 
@@ -28,8 +28,8 @@ def located(session: Session, entries: Iterable[int | None], page_bytes: int) ->
     """
     arena = Arena(session.arena_address, session.arena_bytes, session.frame_bytes, session)
     count = -(-page_bytes // arena.frame_bytes)
-    empty, frames = bytes(4 * count), session.chain
-    rows = [empty if entry is None else frames(entry) for entry in entries]
+    empty = bytes(4 * count)
+    rows = [empty if entry is None else session.frames(entry) for entry in entries]
     valid = next((at for at, row in enumerate(rows) if len(row) != len(empty)), len(rows))
     return frames_of(arena, np.frombuffer(b"".join(rows[:valid]), np.int32).reshape(-1, count))
 

@@ -24,7 +24,7 @@ class WriteBatch(msgspec.Struct, frozen=True):
     sizes: bytes
     spaces: bytes
     ticks: bytes
-    chains: bytes
+    reservations: bytes
     histories: bytes
 
     def __len__(self) -> int:

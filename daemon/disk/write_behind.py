@@ -239,8 +239,8 @@ class WriteBehind:
         """Returns the pages that the budget allows. The others may leave memory unwritten."""
         if not self._budget.per_day or self.flush_all:
             return batch
-        chains, sizes = array("I", batch.chains), array("Q", batch.sizes)
-        verdicts = [self._budget.allows(chain, size) for chain, size in zip(chains, sizes, strict=True)]
+        reservations, sizes = array("I", batch.reservations), array("Q", batch.sizes)
+        verdicts = [self._budget.allows(number, size) for number, size in zip(reservations, sizes, strict=True)]
         skipped = batch.only([i for i, allowed in enumerate(verdicts) if not allowed])
         if len(skipped):
             self._owner.end_writes(skipped.entries, bytes([WriteResult.SKIPPED]) * len(skipped))

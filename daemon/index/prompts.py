@@ -6,7 +6,7 @@ from array import array
 
 from pagetier.daemon.common.namespaces import wrong_space
 from pagetier.daemon.index.hint_requests import nanoseconds
-from pagetier.shm._core import KEY_BYTES, PARTS, ChainKind, Owner
+from pagetier.shm._core import KEY_BYTES, PARTS, Owner, PromptKind
 from pagetier.shm.protocol import Prompt, Reserve
 
 _U32 = 1 << 32
@@ -32,7 +32,7 @@ def wrong_request(request: Reserve) -> str:
 
 def wrong_prompts(request: Reserve) -> str:
     """Returns why the prompts of a request are invalid, "" if they are valid."""
-    prompts, pages = request.chains or _WHOLE, len(request.keys) // KEY_BYTES
+    prompts, pages = request.prompts or _WHOLE, len(request.keys) // KEY_BYTES
     if len(prompts) == 1 and not prompts[0].begin and not prompts[0].before:
         return ""
     begins = [prompt.begin for prompt in prompts]
@@ -47,7 +47,7 @@ def reserve_prompts(
     owner: Owner, slot: int, space: int, ttl_ns: int, request: Reserve, pages: int
 ) -> tuple[bytes, bytes, bytes]:
     """Reserves the first `pages` pages of a valid request. Returns outcomes, entries and serials as in Reserved."""
-    prompts = request.chains or _WHOLE
+    prompts = request.prompts or _WHOLE
     if pages * KEY_BYTES < len(request.keys):
         prompts = tuple(prompt for prompt in prompts if prompt.begin < pages or not prompt.begin)
     return owner.reserve(
@@ -69,7 +69,7 @@ def reserve_prompts(
     )
 
 
-def _kind_of(request: Reserve) -> ChainKind:
-    if request.chains is None:
-        return ChainKind.UNKNOWN
-    return ChainKind.PROMPT if request.chains else ChainKind.NONE
+def _kind_of(request: Reserve) -> PromptKind:
+    if request.prompts is None:
+        return PromptKind.UNKNOWN
+    return PromptKind.KNOWN if request.prompts else PromptKind.NONE

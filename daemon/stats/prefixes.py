@@ -78,8 +78,8 @@ def _roots(rows: _Rows) -> _Groups:
 
 def _group_names(rows: _Rows, roots: _Groups) -> _Groups:
     """Returns for each row what it has in common with the other pages of its prefix: the run of the first page."""
-    chains = rows["chain"][roots].astype(np.int64)
-    return np.where(chains > 0, chains, -1 - roots)
+    reservations = rows["reservation"][roots].astype(np.int64)
+    return np.where(reservations > 0, reservations, -1 - roots)
 
 
 def _prefix(rows: _Rows, roots: _Groups, chosen: npt.NDArray[np.bool_], now: int) -> Prefix:

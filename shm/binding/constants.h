@@ -30,8 +30,8 @@ static const named_number reserve_outcomes[] = {
     {"GRANTED_TO_FLEET", PT_GRANTED_TO_FLEET}, {NULL, 0},
 };
 
-static const named_number chain_kinds[] = {
-    {"UNKNOWN", PT_CHAIN_UNKNOWN}, {"PROMPT", PT_CHAIN_PROMPT}, {"NONE", PT_CHAIN_NONE}, {NULL, 0},
+static const named_number prompt_kinds[] = {
+    {"UNKNOWN", PT_PROMPT_UNKNOWN}, {"KNOWN", PT_PROMPT_KNOWN}, {"NONE", PT_PROMPT_NONE}, {NULL, 0},
 };
 
 static const named_number hint_kinds[] = {
@@ -86,7 +86,7 @@ static const struct {
 } enumerations[] = {
     {"IntEnum", "ReserveOutcome", reserve_outcomes}, {"IntEnum", "WriteRule", write_rules},
     {"IntEnum", "WriteResult", write_results},       {"IntFlag", "TierFlag", tier_flags},
-    {"IntEnum", "IdleResult", idle_results},          {"IntEnum", "ChainKind", chain_kinds},
+    {"IntEnum", "IdleResult", idle_results},          {"IntEnum", "PromptKind", prompt_kinds},
     {"IntEnum", "HintKind", hint_kinds},              {"IntEnum", "Absence", absences},
     {"IntEnum", "EventsResult", events_results},      {"IntEnum", "EventReason", event_reasons},
 };

@@ -41,7 +41,7 @@ static const struct_field disk_history_fields[] = {
 };
 static const struct_field listed_fields[] = {
     FIELD_OF(pt_listed, key),    FIELD_OF(pt_listed, size),  FIELD_OF(pt_listed, used_ns), FIELD_OF(pt_listed, entry),
-    FIELD_OF(pt_listed, parent), FIELD_OF(pt_listed, chain), FIELD_OF(pt_listed, tiers),   {NULL, 0, 0},
+    FIELD_OF(pt_listed, parent), FIELD_OF(pt_listed, reservation), FIELD_OF(pt_listed, tiers),   {NULL, 0, 0},
 };
 /* The fields that are in the same place in every format. */
 static const struct_field head_fields[] = {

@@ -23,7 +23,7 @@ static bool complete_request(Owner *self, const uint64_t *numbers, pt_reserve_me
     pt_request *r = &m->request;
     r->now = m->space.used_ns = pt_now_ns();
     r->expires_ns = r->now + numbers[CALL_TTL_NS];
-    r->chain = self->shared.last_chain + 1;
+    r->reservation = self->shared.last_reservation + 1;
     r->prompts = &m->prompt;
     r->prompt_count = 1;
     m->space.tenant = tenant_named(self, m->space.name);
@@ -55,7 +55,7 @@ static PyObject *serve_message(Owner *self, const uint64_t *numbers, pt_reserve_
         Py_XDECREF(response);
         return NULL;
     }
-    self->shared.last_chain = m->request.chain;
+    self->shared.last_reservation = m->request.reservation;
     pt_reserve(&self->shared, &m->request, m->keys, sizes, m->pages, answers);
     pt_write_reserved((uint8_t *)PyBytes_AsString(response), m->number, answers, m->pages);
     return served(response, answers, m->pages, bytes);

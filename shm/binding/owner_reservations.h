@@ -22,10 +22,10 @@ static bool request_sound(Owner *self, const pt_request *r)
 {
     const pt_view *v = &self->shared.view;
     if (r->slot < PT_SLOTS && r->space < v->header->spaces && v->spaces[r->space].used && r->parts >= 1 &&
-        r->parts <= PT_PARTS && r->part < r->parts && r->chain_kind <= PT_CHAIN_NONE)
+        r->parts <= PT_PARTS && r->part < r->parts && r->prompt_kind <= PT_PROMPT_NONE)
         return true;
-    PyErr_Format(PyExc_ValueError, "slot %u, namespace %u, part %u of %u or chain %u is invalid", r->slot, r->space,
-                 r->part, r->parts, (unsigned)r->chain_kind);
+    PyErr_Format(PyExc_ValueError, "slot %u, namespace %u, part %u of %u or prompt kind %u is invalid", r->slot,
+                 r->space, r->part, r->parts, (unsigned)r->prompt_kind);
     return false;
 }
 
@@ -63,31 +63,31 @@ static PyObject *reserve_pages(Owner *self, const pt_request *r, const array *in
     pt_answer *answers = malloc((size_t)count * sizeof *answers + 1);
     if (!answers)
         return PyErr_NoMemory();
-    self->shared.last_chain = r->chain;
+    self->shared.last_reservation = r->reservation;
     pt_reserve(&self->shared, r, in[0].view.buf, in[1].view.buf, count, answers);
     PyObject *packed = answers_pack(answers, count);
     free(answers);
     return packed;
 }
 
-/* reserve(slot, space, part, parts, ttl_ns, keys, sizes, division, chain, begins, parents, depths, hint, hint_ttl_ns,
+/* reserve(slot, space, part, parts, ttl_ns, keys, sizes, division, kind, begins, parents, depths, hint, hint_ttl_ns,
  * refused) -> (outcomes, entries, serials), without the last `refused` pages */
 static PyObject *owner_reserve(Owner *self, PyObject *args)
 {
-    pt_request r = {.now = pt_now_ns(), .chain = self->shared.last_chain + 1};
+    pt_request r = {.now = pt_now_ns(), .reservation = self->shared.last_reservation + 1};
     unsigned long long ttl, hint_ttl = 0;
-    unsigned int chain = PT_CHAIN_UNKNOWN, hint = PT_HINT_NONE;
+    unsigned int kind = PT_PROMPT_UNKNOWN, hint = PT_HINT_NONE;
     PyObject *keys, *sizes, *begins = NULL, *parents = NULL, *depths = NULL, *packed = NULL;
     array in[2], prompts[3];
     if (!owner_ready(self) ||
         !PyArg_ParseTuple(args, "IIIIKOO|IIOOOIKI", &r.slot, &r.space, &r.part, &r.parts, &ttl, &keys, &sizes,
-                          &r.division, &chain, &begins, &parents, &depths, &hint, &hint_ttl, &r.refused))
+                          &r.division, &kind, &begins, &parents, &depths, &hint, &hint_ttl, &r.refused))
         return NULL;
     r.hint = (uint8_t)(hint < PT_HINTS ? hint : PT_HINT_NONE);
     r.lasts = pt_lasts(hint_ttl);
     r.keep = hint == PT_HINT_KEEP;
     r.expires_ns = r.now + ttl;
-    r.chain_kind = (enum pt_chain)chain;
+    r.prompt_kind = (enum pt_prompt_kind)kind;
     if (!request_sound(self, &r) ||
         !arrays_open((array_wanted[]){{keys, PT_KEY_BYTES, "keys"}, {sizes, 8, "sizes"}}, 2, in))
         return NULL;

@@ -28,7 +28,7 @@ static void describe_ordered(pt_owner *o, const uint32_t *entries, uint32_t coun
         memcpy(fields[3] + 8 * i, &e->size, 8);
         memcpy(fields[4] + 4 * i, &e->space, 4);
         memcpy(fields[5] + 8 * i, &tick, 8);
-        memcpy(fields[6] + 4 * i, &e->chain, 4);
+        memcpy(fields[6] + 4 * i, &e->reservation, 4);
         pt_disk_history history = pt_describe_history(&o->view, entries[i]);
         memcpy(fields[7] + sizeof history * i, &history, sizeof history);
     }
@@ -53,7 +53,7 @@ static PyObject *pack_ordered(pt_owner *o, const uint32_t *entries, uint32_t cou
     return record_of(PagesToWrite, tuple);
 }
 
-/* start_writes(frames, limit, device = 0) -> (entries, serials, keys, sizes, spaces, ticks, chains,
+/* start_writes(frames, limit, device = 0) -> (entries, serials, keys, sizes, spaces, ticks, reservations,
  * histories) of pages to write to a device. */
 static PyObject *owner_start_writes(Owner *self, PyObject *args)
 {
@@ -197,21 +197,21 @@ static PyObject *owner_sizes(Owner *self, PyObject *args)
     return sizes;
 }
 
-/* chains(entries) -> u32 each: the run of pages with which a page was granted; 0 if unknown. */
-static PyObject *owner_chains(Owner *self, PyObject *args)
+/* reservations(entries) -> u32 each: the reservation that granted a page; 0 if unknown. */
+static PyObject *owner_reservations(Owner *self, PyObject *args)
 {
     PyObject *given;
     array entries;
     if (!owner_ready(self) || !PyArg_ParseTuple(args, "O", &given) || !array_open(given, 4, "entries", &entries))
         return NULL;
-    PyObject *chains = PyBytes_FromStringAndSize(NULL, 4 * entries.count);
-    for (Py_ssize_t i = 0; chains && i < entries.count; i++) {
+    PyObject *numbers = PyBytes_FromStringAndSize(NULL, 4 * entries.count);
+    for (Py_ssize_t i = 0; numbers && i < entries.count; i++) {
         uint32_t entry = ((uint32_t *)entries.view.buf)[i];
-        uint32_t chain = entry < self->shared.view.entry_count ? self->shared.view.entries[entry].chain : 0;
-        memcpy(PyBytes_AsString(chains) + 4 * i, &chain, 4);
+        uint32_t number = entry < self->shared.view.entry_count ? self->shared.view.entries[entry].reservation : 0;
+        memcpy(PyBytes_AsString(numbers) + 4 * i, &number, 4);
     }
     PyBuffer_Release(&entries.view);
-    return chains;
+    return numbers;
 }
 
 /* count_fetched(pages, bytes, missed): counts the results of requests for pages on disk. */

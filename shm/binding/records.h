@@ -29,7 +29,7 @@ static const char *const namespace_fields[] = {"number",     "digest", "name",  
                                                "disk_bytes", "listed", "used_ns", "page_tokens", "window", "group",
                                                "tenant",     NULL};
 static const char *const reserved_fields[] = {"outcomes", "entries", "serials", NULL};
-static const char *const batch_fields[] = {"entries", "serials", "keys", "sizes", "spaces", "ticks", "chains",
+static const char *const batch_fields[] = {"entries", "serials", "keys", "sizes", "spaces", "ticks", "reservations",
                                             "histories", NULL};
 static const char *const seen_events_fields[] = {"result", "keys", "tiers", "came", "reasons", NULL};
 static const char *const flushed_fields[] = {"dropped", "kept", NULL};

@@ -90,10 +90,10 @@ static bool tables_frames(tables *t, long long arena, long long arena_bytes, lon
     of->frame_bytes = (uint64_t)frame_bytes;
     of->frame_count = (uint64_t)(arena_bytes / frame_bytes);
     of->frames = frames->view.buf;
-    of->chain = of->page_count ? (uint64_t)(frames->count / of->page_count) : 0;
-    if ((int64_t)of->chain * of->page_count != frames->count)
+    of->page_frames = of->page_count ? (uint64_t)(frames->count / of->page_count) : 0;
+    if ((int64_t)of->page_frames * of->page_count != frames->count)
         return refused("frames", "not as many for each page");
-    if (__builtin_mul_overflow(of->chain, of->frame_bytes, &of->page_bytes) || of->page_bytes > INT64_MAX)
+    if (__builtin_mul_overflow(of->page_frames, of->frame_bytes, &of->page_bytes) || of->page_bytes > INT64_MAX)
         return refused("frames", "a page's bytes exceed 64 bits");
     return true;
 }
@@ -145,7 +145,7 @@ static bool frames_read(const pt_session *s, uint32_t entry, enum pt_direction w
         return false;
     if (way == PT_INTO_ARENA && !pt_was_granted(&s->view.entries[entry], s->slot))
         return false;
-    return pt_chain_read(&s->view, entry, bytes, frames);
+    return pt_frame_list_read(&s->view, entry, bytes, frames);
 }
 
 /* Collects the frames of the pages. The transfer ends before the first page whose frames cannot be read. */
@@ -155,7 +155,7 @@ static void transfer_collect(const pt_session *s, const uint32_t *entries, enum 
     int64_t i = 0;
     for (; i < t->page_count; i++) {
         bool skipped = t->skip && t->skip[i];
-        if (!skipped && !frames_read(s, entries[i], way, t->page_bytes, frames + (uint64_t)i * t->chain))
+        if (!skipped && !frames_read(s, entries[i], way, t->page_bytes, frames + (uint64_t)i * t->page_frames))
             break;
     }
     t->page_count = i;
@@ -176,7 +176,7 @@ static PyObject *session_transfer(Session *self, const uint32_t *entries, tables
     pt_transfer *t = &tables->transfer;
     size_t bytes;
     uint32_t *frames = NULL;
-    if (!__builtin_mul_overflow((size_t)t->page_count, t->chain * sizeof *frames, &bytes))
+    if (!__builtin_mul_overflow((size_t)t->page_count, t->page_frames * sizeof *frames, &bytes))
         frames = malloc(bytes + 1);
     if (!frames)
         return PyErr_NoMemory();
@@ -208,7 +208,7 @@ static bool session_tables(const Session *self, tables *t, long long page_bytes)
     of->frame_count = v->frame_count;
     of->page_bytes = (uint64_t)page_bytes;
     /* A page cannot be larger than the arena: of such a page no frame is collected. */
-    of->chain = of->page_bytes > self->arena.bytes ? 0 : pt_frames_for(v, of->page_bytes);
+    of->page_frames = of->page_bytes > self->arena.bytes ? 0 : pt_frames_for(v, of->page_bytes);
     return tables_sound(t);
 }
 

@@ -63,15 +63,15 @@ static PyObject *session_abandon(Session *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* chain(entry) -> the frames of a page, u32; empty if its chain is not valid. The caller has
+/* frames(entry) -> the frames of a page, u32; empty if the list is damaged. The caller has
  * the page pinned or was granted it. */
-static PyObject *session_chain(Session *self, PyObject *args)
+static PyObject *session_frames(Session *self, PyObject *args)
 {
     unsigned int entry;
     if (!PyArg_ParseTuple(args, "I", &entry))
         return NULL;
     const pt_view *v = &self->shared.view;
-    bool sound = handle_usable(self) && entry < v->entry_count && pt_chain_holds(v, entry);
+    bool sound = handle_usable(self) && entry < v->entry_count && pt_frame_list_holds(v, entry);
     uint32_t count = sound ? v->entries[entry].frame_count : 0;
     PyObject *frames = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)count * 4);
     for (uint32_t i = 0, frame = count ? v->entries[entry].first_frame : PT_NONE; frames && i < count; i++) {
@@ -224,7 +224,7 @@ static PyMethodDef session_methods[] = {
     {"scatter", (PyCFunction)session_scatter, METH_VARARGS, NULL},
     {"publish", (PyCFunction)session_publish, METH_VARARGS, NULL},
     {"abandon", (PyCFunction)session_abandon, METH_VARARGS, NULL},
-    {"chain", (PyCFunction)session_chain, METH_VARARGS, NULL},
+    {"frames", (PyCFunction)session_frames, METH_VARARGS, NULL},
     {"count_loaded", (PyCFunction)session_count_loaded, METH_VARARGS, NULL},
     {"count_lookup", (PyCFunction)session_count_lookup, METH_VARARGS, NULL},
     {"sample", (PyCFunction)session_sample_lookup, METH_VARARGS, NULL},

@@ -230,7 +230,7 @@ class CopyingWorld:
 
 
 def frames_in(session: Session, entry: int) -> set[int]:
-    return set(np.frombuffer(session.chain(entry), np.uint32).tolist())
+    return set(np.frombuffer(session.frames(entry), np.uint32).tolist())
 
 
 def write(session: Session, entry: int, content: Bytes) -> None:

@@ -9,7 +9,7 @@ from hashlib import sha256
 import numpy as np
 
 from anonymous_segments import DAY_NS, Memory, attach
-from pagetier.shm._core import KEY_BYTES, ChainKind, HintKind, Owner, Pins, ReserveOutcome, Session
+from pagetier.shm._core import KEY_BYTES, HintKind, Owner, Pins, PromptKind, ReserveOutcome, Session
 from pagetier.shm.geometry import Geometry
 
 FRAME = 4096
@@ -38,25 +38,25 @@ class LearningIndex:
     def keys(self, prompt: Sequence[int]) -> list[bytes]:
         return [sha256(repr(tuple(prompt[: end + 1])).encode()).digest() for end in range(len(prompt))]
 
-    def use(self, prompt: Sequence[int], hint: HintKind = HintKind.NONE, chain: ChainKind = ChainKind.PROMPT) -> int:
+    def use(self, prompt: Sequence[int], hint: HintKind = HintKind.NONE, kind: PromptKind = PromptKind.KNOWN) -> int:
         """Matches a prompt and stores what is missing. Returns the number of pages that hit."""
         keys = self.keys(prompt)
         with self.session.match(Pins, None, b"".join(keys)) as pins:
             hits = len(pins)
-            self.store(keys[hits:], keys[hits - 1] if hits else b"", chain, hint=hint)
+            self.store(keys[hits:], keys[hits - 1] if hits else b"", kind, hint=hint)
         return hits
 
     def store(
         self,
         keys: Sequence[bytes],
         parent: bytes,
-        chain: ChainKind = ChainKind.PROMPT,
+        kind: PromptKind = PromptKind.KNOWN,
         part: int = 0,
         hint: HintKind = HintKind.NONE,
         size: int = FRAME,
     ) -> bytes:
         """Stores pages and returns their outcomes."""
-        about = (chain, bytes(4), parent or bytes(KEY_BYTES), bytes(4), hint, DAY_NS)
+        about = (kind, bytes(4), parent or bytes(KEY_BYTES), bytes(4), hint, DAY_NS)
         space = self.owner.space(bytes(KEY_BYTES), "test", 16, 0, 0)
         sizes = np.full(len(keys), size, np.uint64).tobytes()
         outcomes, entries, serials = self.owner.reserve(

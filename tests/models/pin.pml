@@ -30,7 +30,7 @@
 
 byte key; /* 0 while it is being written, and of a free entry */
 byte serial;
-bool framed; /* it has its chain of frames */
+bool framed; /* it has its list of frames */
 byte content; /* of the frames: the serial of the page whose bytes they contain; 0: of none */
 bool on_disk; /* PT_TIER_DISK */
 bool gone; /* the writer's "released" bit */

@@ -9,7 +9,7 @@ from hashlib import sha256
 import pytest
 
 from learning_index import LEARNING, LearningIndex, learn
-from pagetier.shm._core import KEY_BYTES, ChainKind, Pins, ReserveOutcome, TierFlag, WriteRule
+from pagetier.shm._core import KEY_BYTES, Pins, PromptKind, ReserveOutcome, TierFlag, WriteRule
 
 
 def sessions(dice: random.Random, count: int) -> Iterator[list[int]]:
@@ -116,7 +116,7 @@ def test_pages_without_a_prompt_are_stored_whatever_they_are_worth() -> None:
     engine = LearningIndex(32)
     learn(engine)
     for number in range(200):
-        outcomes = engine.store([sha256(bytes([number])).digest()], b"", ChainKind.NONE)
+        outcomes = engine.store([sha256(bytes([number])).digest()], b"", PromptKind.NONE)
         assert outcomes == bytes([ReserveOutcome.GRANTED])
     engine.check()
 
@@ -126,7 +126,7 @@ def test_a_client_that_does_not_say_is_never_answered_that_a_page_was_left_out()
     learn(engine)
     for number in range(200):
         keys = engine.keys([5000 + number, 1, 2])
-        assert engine.store(keys, b"", ChainKind.UNKNOWN) == bytes([ReserveOutcome.GRANTED]) * 3
+        assert engine.store(keys, b"", PromptKind.UNKNOWN) == bytes([ReserveOutcome.GRANTED]) * 3
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -136,8 +136,8 @@ def test_clients_that_do_not_say_get_what_lru_gives(seed: int) -> None:
     learn(engines[1])
     for engine in engines:
         for number in range(LEARNING):  # the last rounds are of such clients
-            engine.use([5000 + number], chain=ChainKind.UNKNOWN)
-    hits = [[engine.use(prompt, chain=ChainKind.UNKNOWN) for engine in engines] for prompt in sessions(dice, 1500)]
+            engine.use([5000 + number], kind=PromptKind.UNKNOWN)
+    hits = [[engine.use(prompt, kind=PromptKind.UNKNOWN) for engine in engines] for prompt in sessions(dice, 1500)]
     assert sum(lru for lru, _ in hits) > 500
     assert all(lru == ours for lru, ours in hits)
     assert not engines[1].owner.eviction().learned
@@ -150,7 +150,7 @@ def test_most_pages_of_a_round_decide_whether_the_policy_chooses() -> None:
     for few in (True, False, True):
         for number in range(LEARNING):
             rare = number % 4 == 0
-            engine.use([number + 10_000 * few], chain=ChainKind.UNKNOWN if rare is few else ChainKind.PROMPT)
+            engine.use([number + 10_000 * few], kind=PromptKind.UNKNOWN if rare is few else PromptKind.KNOWN)
         assert engine.owner.eviction().learned is few
 
 
@@ -192,6 +192,6 @@ def test_pages_of_no_worth_are_left_out_and_take_no_room() -> None:
     engine.check()
 
 
-def test_a_kind_of_chain_that_does_not_exist_is_rejected() -> None:
-    with pytest.raises(ValueError, match="chain 9"):
+def test_a_kind_of_prompt_that_does_not_exist_is_rejected() -> None:
+    with pytest.raises(ValueError, match="prompt kind 9"):
         LearningIndex(32).store([bytes(KEY_BYTES)], b"", 9)  # type: ignore[arg-type]

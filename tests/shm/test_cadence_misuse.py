@@ -15,7 +15,7 @@ import pytest
 from anonymous_segments import DAY_NS
 from core_records import lock_words
 from learning_index import FRAME, LearningIndex, learn
-from pagetier.shm._core import KEY_BYTES, ChainKind, Pins, ReserveOutcome
+from pagetier.shm._core import KEY_BYTES, Pins, PromptKind, ReserveOutcome
 
 FAR = 2**63  # a huge tick
 NO_PARENT = bytes(KEY_BYTES)
@@ -34,7 +34,7 @@ def reserve(engine: LearningIndex, keys: bytes, begins: list[int], parents: list
     sizes = np.full(len(keys) // KEY_BYTES, FRAME, np.uint64).tobytes()
     begun = np.array(begins, np.uint32).tobytes()
     reserved = engine.owner.reserve(
-        engine.slot, space, 0, 1, DAY_NS, keys, sizes, 0, ChainKind.PROMPT, begun, b"".join(parents)
+        engine.slot, space, 0, 1, DAY_NS, keys, sizes, 0, PromptKind.KNOWN, begun, b"".join(parents)
     )
     return reserved.outcomes
 
@@ -134,7 +134,7 @@ def test_a_request_never_evicts_pages_of_its_own_other_prompts(learns: bool) -> 
     learn(engine)
     old = [sha256(bytes([number])).digest() for number in range(16)]
     for key in old:
-        engine.store([key], b"", ChainKind.NONE)
+        engine.store([key], b"", PromptKind.NONE)
     new = os.urandom(KEY_BYTES * 32)
     outcomes = reserve(engine, b"".join(old) + new, [*range(16), 16], [NO_PARENT] * 17)
     assert outcomes[:16] == bytes([ReserveOutcome.PRESENT]) * 16

@@ -34,7 +34,7 @@ REFUSED: list[tuple[str, tuple[object, ...]]] = [
     ("fetch", (u32(0), 1, b"k" * 32, u64(0), 0, 1, u64(1), b"")),
     ("devices", (bytes(1),)),
     ("sizes", (bytes(5),)),
-    ("chains", (bytes(1),)),
+    ("reservations", (bytes(1),)),
 ]
 
 
@@ -59,7 +59,7 @@ def test_no_call_works_before_the_adoption(place: Place) -> None:
         lambda: owner.end_writes(b"", b""),
         lambda: owner.fetch(b"", 1, b"", b""),
         lambda: owner.sizes(b""),
-        lambda: owner.chains(b""),
+        lambda: owner.reservations(b""),
         lambda: owner.count_fetched(0, 0, 0),
         lambda: owner.publish_status(b""),
     ]

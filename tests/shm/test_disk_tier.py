@@ -52,15 +52,15 @@ def test_a_miss_and_a_repin_report_only_pinned_pages_as_available(disk: Place) -
 
 def test_write_orders_describe_the_pages_exactly(disk: Place) -> None:
     first, second = disk.store("a"), disk.store("b", 3 * FRAME - 1)
-    entries, serials, keys, sizes, spaces, ticks, chains, histories = disk.owner.start_writes(100, 100)
+    entries, serials, keys, sizes, spaces, ticks, reservations, histories = disk.owner.start_writes(100, 100)
     assert ints(entries, 4) == [first, second] and keys == key("a") + key("b")
     assert ints(sizes, 8) == [FRAME, 3 * FRAME - 1] == ints(disk.owner.sizes(entries), 8)
     assert ints(spaces, 4) == [disk.space] * 2 and len(ints(ticks, 8)) == 2
-    assert chains == disk.owner.chains(entries) and len({*ints(chains, 4), 0}) == 3
+    assert reservations == disk.owner.reservations(entries) and len({*ints(reservations, 4), 0}) == 3
     assert histories == bytes(2 * HISTORY_BYTES)
     pins = disk.session.repin(Pins, None, entries, serials)
-    frames = [ints(disk.session.chain(entry), 4) for entry in ints(entries, 4)]
-    assert len(pins) == 2 and [len(chain) for chain in frames] == [1, 3] and len({*frames[0], *frames[1]}) == 4
+    frames = [ints(disk.session.frames(entry), 4) for entry in ints(entries, 4)]
+    assert len(pins) == 2 and [len(its) for its in frames] == [1, 3] and len({*frames[0], *frames[1]}) == 4
     pins.release()
     assert disk.owner.start_writes(100, 100) == (b"",) * 8
     assert disk.owner.flush(-1, TierFlag.BOTH) == (0, 2) and disk.owner.evict(8, 100) == 0
@@ -191,8 +191,10 @@ def test_the_tier_publishes_its_status(disk: Place) -> None:
 
 
 def test_entries_out_of_range_are_ignored(disk: Place) -> None:
-    assert disk.owner.sizes(u32(12, 0xFFFFFFFF)) == bytes(16) and disk.owner.chains(u32(12, 0xFFFFFFFF)) == bytes(8)
-    assert disk.session.chain(12) == disk.session.chain(0xFFFFFFFF) == b""
+    assert disk.owner.sizes(u32(12, 0xFFFFFFFF)) == bytes(16) and disk.owner.reservations(u32(12, 0xFFFFFFFF)) == bytes(
+        8
+    )
+    assert disk.session.frames(12) == disk.session.frames(0xFFFFFFFF) == b""
     disk.owner.count_fetched(1, 2, 3)
     header = disk.owner.header()
     assert (header.disk_read, header.disk_read_bytes, header.disk_missed) == (1, 2, 3)

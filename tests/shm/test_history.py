@@ -21,7 +21,7 @@ from pagetier.shm._core import (
     HISTORY_LAYOUT,
     KEY_BYTES,
     NO_ENTRY,
-    ChainKind,
+    PromptKind,
     ReserveOutcome,
     TierFlag,
     WriteResult,
@@ -156,7 +156,7 @@ def test_the_number_of_a_page_is_that_in_its_prompt(learns: bool) -> None:
     def placed(parents: bytes, numbers: bytes) -> tuple[bytes, bytes]:
         """Reserves the pages as two prompts of three. Returns their entries and serials."""
         reserved = engine.owner.reserve(
-            engine.slot, space, 0, 1, DAY_NS, b"".join(keys), sizes, 0, ChainKind.PROMPT, u32(0, 3), parents, numbers
+            engine.slot, space, 0, 1, DAY_NS, b"".join(keys), sizes, 0, PromptKind.KNOWN, u32(0, 3), parents, numbers
         )
         return reserved.entries, reserved.serials
 

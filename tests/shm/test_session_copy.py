@@ -152,18 +152,18 @@ def damages(world: StridedWorld, entry: int, frame: int) -> Iterator[tuple[int, 
     yield from ((link, 2**32 - 1), (link, 64), (link, frame), (link + 4, entry + 1))
 
 
-def test_a_corrupt_chain_of_frames_costs_only_its_page(world: StridedWorld) -> None:
+def test_a_corrupt_list_of_frames_costs_only_its_page(world: StridedWorld) -> None:
     pages = world.stored()
     pins = world.pin()
     entry = int.from_bytes(pins.entries[4:8], "little")
-    frame = int.from_bytes(world.session.chain(entry)[:4], "little")
+    frame = int.from_bytes(world.session.frames(entry)[:4], "little")
     for at, wrong in damages(world, entry, frame):
         place = world.number(at)
         right = place.copy()
         place[0] = wrong
         world.tables.cache[:] = 0
         done = world.scatter(pins)
-        # A cyclic chain ends after as many frames as the page has, all of which are its own.
+        # A cyclic list ends after as many frames as the page has, all of which are its own.
         assert done == (3 if wrong == frame else 1)
         if done == 1:
             world.tables.skip = np.array([0, 1, 1], np.uint8)

@@ -27,8 +27,8 @@ class CountedSession:
         self.calls += 1
         return self._session.repin(kind, context, entries, serials)
 
-    def chain(self, entry: int) -> bytes:
-        return self._session.chain(entry)
+    def frames(self, entry: int) -> bytes:
+        return self._session.frames(entry)
 
 
 class Scene:

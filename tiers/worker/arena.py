@@ -40,7 +40,7 @@ class WorkerArena:
     def frames(self, entry: int) -> list[memoryview]:
         """Returns the frames of a page that is pinned or was granted; none if the index is inconsistent."""
         size = self.frame_bytes
-        return [self._arena[frame * size : (frame + 1) * size] for frame in array("I", self._session.chain(entry))]
+        return [self._arena[frame * size : (frame + 1) * size] for frame in array("I", self._session.frames(entry))]
 
     @contextmanager
     def pinned(self, entries: bytes, serials: bytes) -> Iterator[list[bool]]:

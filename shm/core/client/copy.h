@@ -1,4 +1,4 @@
-/* copy.h - copies bytes between the chain of frames of a page and plain memory, on a
+/* copy.h - copies bytes between the frames of a page and plain memory, on a
  * few threads of the calling process. */
 #pragma once
 
@@ -75,10 +75,11 @@ typedef struct {
 #define PT_COPY_SHARE (2u << 20) /* bytes that are worth one more thread */
 #endif
 
-/* Returns whether the entry has a page of `size` bytes whose chain is complete and lies inside the arena. Each link is
- * checked, because a damaged index may cost a page but must not crash the process. Writes the frames to `frames` unless
- * it is NULL; it has room for pt_frames_for(v, size). The caller has the entry pinned or was granted it. */
-static inline bool pt_chain_read(const pt_view *v, uint32_t entry, uint64_t size, uint32_t *frames)
+/* Returns whether the entry has a page of `size` bytes whose list of frames is complete and lies inside
+ * the arena. Each link is checked, because a damaged index may cost a page but must not crash the
+ * process. Writes the frames to `frames` unless it is NULL; it has room for pt_frames_for(v, size). The
+ * caller has the entry pinned or was granted it. */
+static inline bool pt_frame_list_read(const pt_view *v, uint32_t entry, uint64_t size, uint32_t *frames)
 {
     const pt_entry *e = &v->entries[entry];
     uint32_t frame = e->first_frame, left = pt_frames_for(v, size);
@@ -92,15 +93,15 @@ static inline bool pt_chain_read(const pt_view *v, uint32_t entry, uint64_t size
     return !left;
 }
 
-static inline bool pt_chain_holds(const pt_view *v, uint32_t entry)
+static inline bool pt_frame_list_holds(const pt_view *v, uint32_t entry)
 {
-    return pt_chain_read(v, entry, v->entries[entry].size, NULL);
+    return pt_frame_list_read(v, entry, v->entries[entry].size, NULL);
 }
 
 /* Returns whether the job lies within its page. The caller has the entry pinned or was granted it. */
 static inline bool pt_job_fits(const pt_view *v, const pt_job *job)
 {
-    if (job->entry >= v->entry_count || !pt_chain_holds(v, job->entry))
+    if (job->entry >= v->entry_count || !pt_frame_list_holds(v, job->entry))
         return false;
     uint64_t size = v->entries[job->entry].size;
     return job->bytes <= size && job->offset <= size - job->bytes;
@@ -113,7 +114,7 @@ static inline bool pt_job_is_whole(const pt_view *v, const pt_job *job)
 }
 
 /* Copies bytes [from, to) of a page; job->memory is the address of byte job->offset. The
- * caller guarantees pt_chain_holds. */
+ * caller guarantees pt_frame_list_holds. */
 static inline void pt_copy_range(const pt_view *v, const pt_job *job, enum pt_direction way, uint64_t from, uint64_t to)
 {
     uint32_t frame = v->entries[job->entry].first_frame;

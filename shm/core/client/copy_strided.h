@@ -22,7 +22,7 @@ typedef struct {
 
 static inline pt_cursor pt_cursor_at(const pt_transfer *t, int64_t page, uint64_t offset)
 {
-    const uint32_t *frame = t->frames + (uint64_t)page * t->chain + offset / t->frame_bytes;
+    const uint32_t *frame = t->frames + (uint64_t)page * t->page_frames + offset / t->frame_bytes;
     uint64_t inside = offset % t->frame_bytes;
     return (pt_cursor){frame, t->arena + *frame * t->frame_bytes + inside, t->frame_bytes - inside};
 }

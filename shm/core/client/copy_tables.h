@@ -26,8 +26,8 @@ typedef struct {
     uint8_t *arena;
     uint64_t frame_bytes, frame_count;
     uint64_t page_bytes; /* planes must lie within it */
-    const uint32_t *frames; /* a row of `chain` frames for each page */
-    uint64_t chain;
+    const uint32_t *frames; /* a row of `page_frames` frames for each page */
+    uint64_t page_frames;
     const pt_plane *planes;
     const pt_tokens *pages;
     const int32_t *blocks;
@@ -51,8 +51,8 @@ static inline uint64_t pt_plane_row(const pt_plane *p) { return (uint64_t)p->hea
 
 static inline const char *pt_frames_flaw(const pt_transfer *t, int64_t page)
 {
-    for (uint64_t i = 0; t->frames && i < t->chain; i++)
-        if (t->frames[(uint64_t)page * t->chain + i] >= t->frame_count)
+    for (uint64_t i = 0; t->frames && i < t->page_frames; i++)
+        if (t->frames[(uint64_t)page * t->page_frames + i] >= t->frame_count)
             return "a frame lies outside the arena";
     return NULL;
 }

@@ -78,7 +78,7 @@ static inline uint8_t pt_locate(const pt_view *v, const uint8_t *key)
 typedef struct {
     uint8_t key[PT_KEY_BYTES];
     uint64_t size, used_ns;
-    uint32_t entry, parent, chain, tiers;
+    uint32_t entry, parent, reservation, tiers;
 } pt_listed;
 _Static_assert(sizeof(pt_listed) == 64, "a record of 64 bytes");
 
@@ -96,7 +96,7 @@ static inline bool pt_list_page(const pt_view *v, uint32_t entry, uint32_t space
         .used_ns = atomic_load_explicit(&v->locks[entry].tick, memory_order_relaxed),
         .entry = entry,
         .parent = known ? parent : PT_NONE,
-        .chain = e->chain,
+        .reservation = e->reservation,
         .tiers = tiers,
     };
     memcpy(to->key, v->entries[entry].key, PT_KEY_BYTES);

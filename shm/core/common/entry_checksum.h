@@ -15,7 +15,7 @@ static inline uint64_t pt_checksum_add(uint64_t checksum, uint64_t word)
     return checksum ^ checksum >> 32;
 }
 
-/* Computes the checksum of an entry. The caller guarantees that the chain lies within the
+/* Computes the checksum of an entry. The caller guarantees that the list of frames lies within the
  * frames and has frame_count of them. */
 static inline uint64_t pt_entry_checksum(const pt_view *v, const pt_entry *e)
 {

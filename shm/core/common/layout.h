@@ -17,7 +17,7 @@
  *   - key, serial, namespace, frames, size and parts are written before the state leaves PT_FREE;
  *   - the state returns to PT_FREE before the entry leaves the dictionary and the lists and before its frames are free;
  *   - a slot becomes free only after it was replaced in the open entries in which it wrote a part;
- *   - every entry that is not PT_FREE owns its chain of frames, and every frame of a chain names that entry.
+ *   - every entry that is not PT_FREE owns its list of frames, and every frame of a list names that entry.
  * Lists, dictionary, counts and free frames are derived data: an adoption rebuilds them from the entries. What is known
  * of the uses of pages is adopted where it can be true, and never needed. */
 #pragma once
@@ -59,7 +59,7 @@ typedef _Atomic uint8_t pt_a8;
 typedef struct {
     uint8_t key[PT_KEY_BYTES];
     uint64_t serial; /* unique to one filling of this entry; never used twice in the life of the segments */
-    uint64_t size; /* of the page in bytes; its chain has ceil(size / frame_bytes) frames */
+    uint64_t size; /* of the page in bytes; it occupies ceil(size / frame_bytes) frames */
     uint32_t first_frame; /* PT_NONE when the entry has no frames (the page is only on disk) */
     uint32_t frame_count;
     uint32_t space;        /* index of the page's namespace */
@@ -74,7 +74,7 @@ typedef struct {
     /* slot of each part's writer, or PT_*_WRITER. The daemon replaces a slot here before it frees it */
     uint8_t writers[PT_PARTS];
     uint32_t division; /* how the page was cut into parts; parts of two divisions never join */
-    uint32_t chain; /* the run of pages that were granted together; 0: unknown */
+    uint32_t reservation; /* number of the one that granted the page; 0: unknown */
 } pt_entry;
 _Static_assert(sizeof(pt_entry) == 128, "an entry is two cache lines");
 _Static_assert(offsetof(pt_entry, list_prev) == 64, "what readers need is the first line");
@@ -121,7 +121,7 @@ typedef struct {
 _Static_assert(sizeof(pt_bucket) == 64, "a bucket is one cache line");
 
 typedef struct {
-    uint32_t next;  /* next frame of the chain or of the free list; PT_NONE ends it */
+    uint32_t next;  /* next frame of the page or of the free list; PT_NONE ends it */
     uint32_t owner; /* entry, PT_NONE when free */
 } pt_frame;
 

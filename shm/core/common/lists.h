@@ -118,7 +118,7 @@ static inline void pt_leave_disk(const pt_view *v, pt_entry *e)
     v->header->disk_used_frames -= pt_frames_for(v, e->size);
 }
 
-/* ---- frames: the chains of entries, and the free frames as a stack ---- */
+/* ---- frames: the lists of entries, and the free frames as a stack ---- */
 
 static inline void pt_frame_put(const pt_view *v, uint32_t frame)
 {
@@ -128,15 +128,15 @@ static inline void pt_frame_put(const pt_view *v, uint32_t frame)
     h->free_frames++;
 }
 
-/* Takes a chain of `count` frames for an entry. The caller guarantees that `count` frames are free. */
-static inline uint32_t pt_chain_take(const pt_view *v, uint32_t entry, uint32_t count)
+/* Takes a list of `count` frames for an entry. The caller guarantees that `count` frames are free. */
+static inline uint32_t pt_frame_list_take(const pt_view *v, uint32_t entry, uint32_t count)
 {
     pt_header *h = v->header;
     uint32_t first = h->free_frame, last = PT_NONE;
     for (uint32_t i = 0; i < count; i++) {
         last = h->free_frame;
         v->frames[last].owner = entry;
-        PT_POINT("chain.owned");
+        PT_POINT("frames.owned");
         h->free_frame = v->frames[last].next;
     }
     v->frames[last].next = PT_NONE;
@@ -145,12 +145,12 @@ static inline uint32_t pt_chain_take(const pt_view *v, uint32_t entry, uint32_t 
     return first;
 }
 
-static inline void pt_chain_put(const pt_view *v, pt_entry *e)
+static inline void pt_frame_list_put(const pt_view *v, pt_entry *e)
 {
     for (uint32_t frame = e->first_frame, next; frame != PT_NONE; frame = next) {
         next = v->frames[frame].next;
         pt_frame_put(v, frame);
-        PT_POINT("chain.put");
+        PT_POINT("frames.put");
     }
     v->header->used_frames -= e->frame_count;
     e->first_frame = PT_NONE;

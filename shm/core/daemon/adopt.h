@@ -71,9 +71,9 @@ static inline void pt_forget_derived(pt_owner *o)
     }
 }
 
-/* Marks the frames of a chain in `seen`, one byte per frame. Returns false, with no frame marked, if the chain is
+/* Marks the frames of a page in `seen`, one byte per frame. Returns false, with no frame marked, if the list is
  * incomplete, has frames of another entry, or does not match the entry's checksum. */
-static inline bool pt_claim_chain(const pt_view *v, uint32_t entry, uint8_t *seen)
+static inline bool pt_claim_frame_list(const pt_view *v, uint32_t entry, uint8_t *seen)
 {
     const pt_entry *e = &v->entries[entry];
     uint32_t frame = e->first_frame, claimed = 0;
@@ -123,13 +123,13 @@ static inline bool pt_adopt_entry(pt_owner *o, const pt_adoption *a, uint32_t en
     pt_entry *e = &v->entries[entry];
     enum pt_state state = pt_load_state(&v->locks[entry].word);
     e->on_list = PT_LIST_NONE;
-    if (state == PT_FREE || state > PT_DOOMED || !pt_sound(v, e) || !pt_claim_chain(v, entry, a->seen))
+    if (state == PT_FREE || state > PT_DOOMED || !pt_sound(v, e) || !pt_claim_frame_list(v, entry, a->seen))
         return false;
     v->header->used_frames += e->frame_count;
     v->histories[entry].tenant = 0; /* until the quotas are set */
     o->tenants.frames[0] += e->frame_count;
     e->marks = 0;
-    e->chain = 0;
+    e->reservation = 0;
     pt_put_tiers(e, 0);
     if (e->serial >= v->header->next_serial)
         v->header->next_serial = e->serial + 1;

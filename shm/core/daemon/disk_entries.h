@@ -93,7 +93,7 @@ static inline bool pt_make_on_disk(pt_owner *o, const pt_stored *page)
     e->space = page->space;
     e->parts = 1;
     e->division = 0;
-    e->chain = 0;
+    e->reservation = 0;
     atomic_store_explicit(&v->locks[entry].parts, 0, memory_order_relaxed);
     o->view.histories[entry].device = page->device;
     pt_join_tenant(o, entry);

@@ -58,7 +58,7 @@ static inline pt_flushed pt_flush_space(pt_owner *o, pt_space *space, uint8_t ti
     return done;
 }
 
-/* Overwrites frames that were just freed and that no process can read or write any more. The chain of a freed entry
+/* Overwrites frames that were just freed and that no process can read or write any more. The list of a freed entry
  * is gone, so `frames` has what it was. */
 static inline void pt_overwrite(const pt_view *v, const uint32_t *frames, uint32_t count)
 {

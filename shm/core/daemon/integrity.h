@@ -29,7 +29,7 @@ typedef struct {
     pt_owner *owner;
     pt_view *v;
     pt_findings *found;
-    uint8_t *frame_seen; /* frames that are in a chain or on the free list */
+    uint8_t *frame_seen; /* frames that are a page's or on the free list */
     uint8_t *entry_seen; /* bits: PT_SEEN_* */
     struct {
         uint64_t frames, ordered_frames, pages, used_of[PT_TENANTS], ordered_of[PT_TENANTS];
@@ -127,18 +127,18 @@ static uint32_t pt_check_frames_of(pt_check *c, uint32_t entry)
     return none ? 0 : pt_frames_for(c->v, e->size);
 }
 
-static void pt_check_chain(pt_check *c, uint32_t entry)
+static void pt_check_frame_list(pt_check *c, uint32_t entry)
 {
     const pt_entry *e = &c->v->entries[entry];
     uint32_t frame = e->first_frame, n = 0;
     for (; frame != PT_NONE; frame = c->v->frames[frame].next, n++) {
         if (frame >= c->v->frame_count || c->frame_seen[frame]) {
-            pt_finding(c->found, "entry %u: link %u of its chain is out of range or another's", entry, n);
+            pt_finding(c->found, "entry %u: link %u of its frames is out of range or another's", entry, n);
             return;
         }
         c->frame_seen[frame] = 1;
         if (c->v->frames[frame].owner != entry)
-            pt_finding(c->found, "entry %u: frame %u of its chain names %u", entry, frame, c->v->frames[frame].owner);
+            pt_finding(c->found, "entry %u: its frame %u names %u", entry, frame, c->v->frames[frame].owner);
     }
     if (n != e->frame_count || n != pt_check_frames_of(c, entry))
         pt_finding(c->found, "entry %u: %u frames for %lu bytes, %u in its record", entry, n, (unsigned long)e->size,
@@ -226,7 +226,7 @@ static void pt_check_entry(pt_check *c, uint32_t entry, uint64_t taken)
     if (state == PT_FREE && c->v->entries[entry].frame_count)
         pt_finding(c->found, "entry %u: free, and has %u frames", entry, c->v->entries[entry].frame_count);
     if (state != PT_FREE)
-        pt_check_chain(c, entry);
+        pt_check_frame_list(c, entry);
     pt_check_tenant(c, entry, state);
     if (c->v->entries[entry].on_list == PT_LIST_OPEN)
         pt_check_writers(c, entry, taken);

@@ -45,7 +45,7 @@ typedef struct {
     pt_lazy lazy;
     pt_idle idle;
     uint64_t left_out, switches; /* pages; changes between the learned order and that of LRU before `cadence` began */
-    uint32_t last_chain;
+    uint32_t last_reservation;
     bool settled; /* all open entries were settled for the batch that is being processed (reserve.h) */
     uint64_t leased_until; /* until then pages may be listed with a later tick than their own (evict.h) */
     uint64_t leases_checked_ns; /* when pt_end_leases ran last */
@@ -162,7 +162,7 @@ static inline void pt_free_frames(pt_owner *o, uint32_t entry)
 {
     pt_entry *e = &o->view.entries[entry];
     o->tenants.frames[pt_tenant_of(o, entry)] -= e->frame_count;
-    pt_chain_put(&o->view, e);
+    pt_frame_list_put(&o->view, e);
 }
 
 /* ---- the order in which pages are evicted from the arena ---- */

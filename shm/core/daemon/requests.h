@@ -15,11 +15,11 @@ enum pt_outcome {
 };
 
 /* How the pages of a store depend on each other, for the policy that learns when pages return (cadence/). */
-enum pt_chain {
+enum pt_prompt_kind {
     /* a client that does not say: each page is useless without those before it, and perhaps without others */
-    PT_CHAIN_UNKNOWN,
-    PT_CHAIN_PROMPT, /* each page is useless without those before it */
-    PT_CHAIN_NONE, /* each page is useful on its own: windows and recurrent states */
+    PT_PROMPT_UNKNOWN,
+    PT_PROMPT_KNOWN, /* each page is useless without those before it */
+    PT_PROMPT_NONE, /* each page is useful on its own: windows and recurrent states */
 };
 
 /* The place of a page in its prompt. */
@@ -42,8 +42,8 @@ typedef struct {
     uint32_t slot, space;
     uint32_t part, parts, division;
     uint64_t now, expires_ns;
-    uint32_t chain; /* the run number of the pages that are granted */
-    enum pt_chain chain_kind; /* how the pages depend on each other */
+    uint32_t reservation; /* the number for the pages that are granted */
+    enum pt_prompt_kind prompt_kind; /* how the pages depend on each other */
     pt_prompt *prompts; /* ascending from page 0; NULL: one prompt, and the page before it is not known */
     uint32_t prompt_count;
     uint8_t hint, lasts; /* what is known of the session of all pages, as in pt_said */

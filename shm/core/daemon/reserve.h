@@ -85,15 +85,15 @@ static inline void pt_fill(pt_owner *o, const pt_request *r, uint32_t entry)
     e->parts = (uint8_t)r->parts;
     e->division = r->division;
     e->marks = 0;
-    e->chain = r->chain;
+    e->reservation = r->reservation;
     e->expires_ns = r->expires_ns;
     memset(e->writers, PT_NO_WRITER, sizeof e->writers);
     e->writers[r->part] = (uint8_t)r->slot;
     PT_POINT("fill.written");
     e->frame_count = pt_frames_for(&o->view, e->size);
-    e->first_frame = pt_chain_take(&o->view, entry, e->frame_count);
+    e->first_frame = pt_frame_list_take(&o->view, entry, e->frame_count);
     o->tenants.frames[pt_tenant_of(o, entry)] += e->frame_count;
-    PT_POINT("fill.chained");
+    PT_POINT("fill.framed");
     pt_write_entry_checksum(&o->view, entry);
     atomic_store_explicit(&o->view.locks[entry].parts, 0, memory_order_relaxed);
 }

@@ -24,7 +24,7 @@ typedef struct {
 typedef struct {
     uint64_t number; /* of the request */
     pt_space space;
-    pt_request request; /* without what the daemon knows: slot, space, time and chain */
+    pt_request request; /* without what the daemon knows: slot, space, time and number of the reservation */
     pt_prompt prompt;
     const uint8_t *keys, *sizes; /* in the message, of any alignment */
     uint32_t pages;
@@ -125,11 +125,11 @@ static inline void pt_read_prompt(pt_unread *m, pt_prompt *prompt)
     prompt->depth = pt_read_depth(m);
 }
 
-static inline void pt_read_chains(pt_unread *m, pt_reserve_message *out)
+static inline void pt_read_prompts(pt_unread *m, pt_reserve_message *out)
 {
     uint8_t kind = pt_read_byte(m);
     m->unusual |= kind != 0xc0 && kind != 0x90 && kind != 0x91;
-    out->request.chain_kind = kind == 0xc0 ? PT_CHAIN_UNKNOWN : kind == 0x90 ? PT_CHAIN_NONE : PT_CHAIN_PROMPT;
+    out->request.prompt_kind = kind == 0xc0 ? PT_PROMPT_UNKNOWN : kind == 0x90 ? PT_PROMPT_NONE : PT_PROMPT_KNOWN;
     if (kind == 0x91)
         pt_read_prompt(m, &out->prompt);
 }
@@ -153,7 +153,7 @@ static inline void pt_read_body(pt_unread *m, pt_reserve_message *out)
     m->unusual |= out->request.part >= out->request.parts;
     pt_read_pages(m, out);
     out->request.division = (uint32_t)pt_read_number(m, UINT32_MAX);
-    pt_read_chains(m, out);
+    pt_read_prompts(m, out);
     pt_expect_bytes(m, "\x00\xcb", 2); /* without a hint */
     pt_read(m, 8); /* its time to live */
     m->unusual |= m->left.bytes > 0;

@@ -19,12 +19,12 @@ from pagetier.shm.protocol import REQUEST_LIMIT, Prompt, Reserve, Space
 SPACE = Space(bytes(KEY_BYTES), "test", 16, 0, 0)
 _CHAINS = 8  # the place of the prompts in the message, after which earlier builds have nothing
 PARENT = bytes(KEY_BYTES)
-Chains = tuple[Prompt, ...] | None
+Prompts = tuple[Prompt, ...] | None
 
 
-def request(pages: int, chains: Chains) -> Reserve:
+def request(pages: int, prompts: Prompts) -> Reserve:
     sizes = np.full(pages, FRAME, np.uint64).tobytes()
-    return Reserve(1, SPACE, 0, 1, os.urandom(pages * KEY_BYTES), sizes, 0, chains)
+    return Reserve(1, SPACE, 0, 1, os.urandom(pages * KEY_BYTES), sizes, 0, prompts)
 
 
 def answer(engine: LearningIndex, asked: Reserve, pages: int) -> bytes:
@@ -36,7 +36,7 @@ def answer(engine: LearningIndex, asked: Reserve, pages: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "chains",
+    "prompts",
     [
         (Prompt(1),),
         (Prompt(-1),),
@@ -46,18 +46,18 @@ def answer(engine: LearningIndex, asked: Reserve, pages: int) -> bytes:
         (Prompt(0, b"x"),),
     ],
 )
-def test_wrong_prompts_are_rejected(chains: Chains) -> None:
-    assert wrong_prompts(request(4, chains))
+def test_wrong_prompts_are_rejected(prompts: Prompts) -> None:
+    assert wrong_prompts(request(4, prompts))
 
 
 def test_the_reason_of_a_rejection_is_short() -> None:
     assert len(wrong_prompts(request(4, (Prompt(0), *(Prompt(1),) * 100_000)))) < 200
 
 
-@pytest.mark.parametrize("chains", [None, (), (Prompt(0),), (Prompt(0, PARENT, 2**70), Prompt(3, depth=-7))])
+@pytest.mark.parametrize("prompts", [None, (), (Prompt(0),), (Prompt(0, PARENT, 2**70), Prompt(3, depth=-7))])
 @pytest.mark.parametrize("pages", [0, 1, 3, 4])
-def test_the_first_pages_of_a_request_are_reserved(chains: Chains, pages: int) -> None:
-    asked = request(4, chains)
+def test_the_first_pages_of_a_request_are_reserved(prompts: Prompts, pages: int) -> None:
+    asked = request(4, prompts)
     assert not wrong_prompts(asked)
     assert answer(LearningIndex(32), asked, pages) == bytes([ReserveOutcome.GRANTED]) * pages
 

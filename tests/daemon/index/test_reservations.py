@@ -44,7 +44,7 @@ KEYS = os.urandom(4 * KEY_BYTES)
 def request(sizes: Sequence[int] = (FRAME,), space: Space = SPACE, number: int = 1, **fields: object) -> Reserve:
     """Returns a request for pages of these sizes."""
     pages = {"keys": KEYS[: len(sizes) * KEY_BYTES], "sizes": struct.pack(f"<{len(sizes)}Q", *sizes)}
-    return Reserve(number, space, **{"part": 0, "parts": 1, "chains": (Prompt(0, b"", 0),), **pages, **fields})  # type: ignore[arg-type]
+    return Reserve(number, space, **{"part": 0, "parts": 1, "prompts": (Prompt(0, b"", 0),), **pages, **fields})  # type: ignore[arg-type]
 
 
 def read_directly(engine: LearningIndex, message: bytes, most_frames: int = NO_LIMIT) -> Reserved | None:
@@ -85,14 +85,14 @@ def requests() -> st.SearchStrategy[Reserve]:
         st.sampled_from([0, 512]),
     )
     prompts = st.builds(Prompt, st.just(0), st.sampled_from([b"", DIGEST, bytes(KEY_BYTES)]), st.integers(-1, 2**25))
-    chains = st.one_of(st.none(), st.just(()), st.tuples(prompts))
+    prompts_of_request = st.one_of(st.none(), st.just(()), st.tuples(prompts))
     parts = st.sampled_from([(0, 1), (0, 2), (1, 2), (31, 32)])
     return st.builds(
         lambda sizes, space, part, **fields: request(sizes, space, part=part[0], parts=part[1], **fields),
         *(sizes, spaces, parts),
         number=st.sampled_from([0, 127, 128, 2**16, 2**32, 2**64 - 1]),
         division=st.sampled_from([0, 7, 2**32 - 1]),
-        chains=chains,
+        prompts=prompts_of_request,
     )
 
 
@@ -110,16 +110,16 @@ def test_what_the_core_reads_is_what_the_decoder_reads(asked: Reserve) -> None:
     "asked",
     [
         request(hint=3, hint_ttl=60.0),
-        request((FRAME, FRAME), chains=(Prompt(0), Prompt(1, DIGEST, 3))),
+        request((FRAME, FRAME), prompts=(Prompt(0), Prompt(1, DIGEST, 3))),
         request((FRAME,), Space(DIGEST, "n\u00e9", 16)),
         request((FRAME,), Space(DIGEST, "tab\t", 16)),
         request((FRAME,), Space(DIGEST[1:], "short", 16)),
         request((FRAME,), Space(DIGEST, "tokens", -1)),
         request((FRAME,), Space(DIGEST, "group", 1, 256)),
-        request(chains=(Prompt(1),)),
-        request(chains=(Prompt(0, b"x"),)),
-        request(chains=(Prompt(0, b"", -2),)),
-        request(chains=(Prompt(0, b"", 1 << 24),)),
+        request(prompts=(Prompt(1),)),
+        request(prompts=(Prompt(0, b"x"),)),
+        request(prompts=(Prompt(0, b"", -2),)),
+        request(prompts=(Prompt(0, b"", 1 << 24),)),
         request(part=1, parts=1),
         request(part=0, parts=33),
         request(part=-1),

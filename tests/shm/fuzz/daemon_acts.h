@@ -59,9 +59,10 @@ static inline pt_request choose_request(place *p, uint32_t engine, uint32_t part
     r.part = choose(&p->choices, parts);
     r.division = choose_one_in(&p->choices, 8);
     r.expires_ns = now + 1000000 * choose(&p->choices, 256);
-    r.chain = ++p->owner.last_chain;
-    learn_sometimes(p, r.chain); /* not a choice, as the kind of chain: it would change the meaning of the corpora */
-    r.chain_kind = r.chain % 8 ? PT_CHAIN_PROMPT : (enum pt_chain)(r.chain / 8 % 3);
+    r.reservation = ++p->owner.last_reservation;
+    /* not a choice, as the kind of prompt: it would change the meaning of the corpora */
+    learn_sometimes(p, r.reservation);
+    r.prompt_kind = r.reservation % 8 ? PT_PROMPT_KNOWN : (enum pt_prompt_kind)(r.reservation / 8 % 3);
     return r;
 }
 
@@ -88,11 +89,11 @@ static inline void daemon_reserve(place *p)
     pt_prompt prompts[] = {{.parent = keys + (count - 1) * PT_KEY_BYTES}, {.begin = count / 2, .parent = keys}};
     r.prompts = prompts;
     r.prompt_count = count > 1 ? 2 : 1;
-    r.hint = (uint8_t)(r.chain / 2 % PT_HINTS); /* no choices either */
-    r.lasts = (uint8_t)(r.chain % 16);
-    r.keep = r.chain % 7 == 0;
+    r.hint = (uint8_t)(r.reservation / 2 % PT_HINTS); /* no choices either */
+    r.lasts = (uint8_t)(r.reservation % 16);
+    r.keep = r.reservation % 7 == 0;
     pt_reserve(&p->owner, &r, keys, sizes, count, answers);
-    hint_sometimes(p, r.chain, keys, count);
+    hint_sometimes(p, r.reservation, keys, count);
     grants_add(p, engine, r.part, answers, count);
 }
 
@@ -109,10 +110,10 @@ static inline void daemon_fetch(place *p)
     uint32_t spaces[PROMPT];
     pt_located located = {{r.slot, most ? most : UINT64_MAX, 0}, sizes, spaces};
     for (uint32_t i = 0; i < count; i++) { /* no choices, as above */
-        sizes[i] = (r.chain + i) % 4 ? page_size(page_id(pt_nth_key(keys, i))) : 0;
+        sizes[i] = (r.reservation + i) % 4 ? page_size(page_id(pt_nth_key(keys, i))) : 0;
         spaces[i] = r.space;
     }
-    pt_fetch(&p->owner, &r, readers, r.chain % 3 ? NULL : &located, keys, count, answers);
+    pt_fetch(&p->owner, &r, readers, r.reservation % 3 ? NULL : &located, keys, count, answers);
     for (uint32_t i = 0; i < count; i++)
         if (answers[i].outcome == PT_GRANTED_TO_FLEET)
             answers[i].outcome = PT_GRANTED;
@@ -172,7 +173,7 @@ static inline void daemon_drop_idle(place *p)
 /* ---- the disk ---- */
 
 /* Returns the device that acts now. It is not a choice: it would change the meaning of the corpora. */
-static inline uint32_t turn_of_device(const place *p) { return p->owner.last_chain / 3 % DEVICES; }
+static inline uint32_t turn_of_device(const place *p) { return p->owner.last_reservation / 3 % DEVICES; }
 
 /* Shrinks a device. A page that is being read or written cannot be evicted at once: a
  * device without room for it closes. */

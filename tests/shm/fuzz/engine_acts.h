@@ -138,7 +138,7 @@ static inline void engine_match_groups(place *p)
     }
 }
 
-/* Copies pinned pages: wherever a chain leads, no byte outside the arena may be accessed. */
+/* Copies pinned pages: wherever a list of frames leads, no byte outside the arena may be accessed. */
 static inline void engine_copy(place *p)
 {
     if (!p->pin_count)
@@ -153,7 +153,7 @@ static inline void engine_copy(place *p)
         uint32_t *frames = malloc(pt_frames_for(v, wanted) * sizeof *frames + 1);
         uint8_t *memory = malloc(wanted + 1);
         pt_job job = {pins->entries[i], memory, choose_one_in(&p->choices, 8) ? choose_odd(&p->choices) : 0, wanted};
-        pt_chain_read(v, pins->entries[i], wanted, frames);
+        pt_frame_list_read(v, pins->entries[i], wanted, frames);
         if (pt_job_fits(v, &job))
             pt_copy(v, &job, 1, PT_OUT_OF_ARENA, 1);
         free(memory);

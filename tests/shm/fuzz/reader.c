@@ -73,7 +73,7 @@ static void match_while_it_changes(place *p)
 }
 
 /* Changes the chain of a page that an engine is about to copy. */
-static void divert_a_chain(place *p)
+static void divert_a_frame_list(place *p)
 {
     const pt_view *v = &p->owner.view;
     if (!p->pin_count)
@@ -114,7 +114,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     while (p->choices.left) {
         uint32_t kind = choose(&p->choices, 9);
         if (kind == 8)
-            divert_a_chain(p);
+            divert_a_frame_list(p);
         else if (kind == 7)
             damage_some(p);
         else if (kind == 6)

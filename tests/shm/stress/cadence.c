@@ -73,7 +73,7 @@ static void serve(trial *t, const int32_t *chain, uint32_t count)
     }
     pt_prompt prompt = {.parent = hits ? keys + (hits - 1) * PT_KEY_BYTES : NULL};
     pt_request r = request(&t->s, &t->s.one);
-    r.chain_kind = PT_CHAIN_PROMPT;
+    r.prompt_kind = PT_PROMPT_KNOWN;
     r.prompts = &prompt;
     r.prompt_count = 1;
     pt_reserve(&t->s.owner, &r, keys + hits * PT_KEY_BYTES, sizes, count - hits, answers);

@@ -52,7 +52,7 @@ static inline void service_reserve(service *s, mailbox *m)
     pt_prompt prompt = {.parent = rng_one_in(&s->random, 2) ? key : NULL};
     page_key(1 + rng_below(&s->random, IDS), key);
     m->request.now = pt_now_ns();
-    m->request.chain_kind = (enum pt_chain)rng_below(&s->random, 3);
+    m->request.prompt_kind = (enum pt_prompt_kind)rng_below(&s->random, 3);
     m->request.prompts = &prompt;
     m->request.prompt_count = 1;
     pt_reserve(&s->owner, &m->request, m->keys, m->sizes, m->count, m->answers);

@@ -62,7 +62,7 @@ static void serve(cache *c, const uint32_t *pages, uint32_t count, enum pt_hint 
     c->hits += hits;
     c->pages += count;
     pt_prompt prompt = {.parent = hits ? keys + (hits - 1) * PT_KEY_BYTES : NULL};
-    pt_request r = {.parts = 1, .now = c->now + 1000, .expires_ns = UINT64_MAX, .chain_kind = PT_CHAIN_PROMPT,
+    pt_request r = {.parts = 1, .now = c->now + 1000, .expires_ns = UINT64_MAX, .prompt_kind = PT_PROMPT_KNOWN,
                     .prompts = &prompt, .prompt_count = 1, .hint = hint, .lasts = PT_LASTS_MOST};
     pt_reserve(&c->owner, &r, keys + hits * PT_KEY_BYTES, sizes, count - hits, answers);
     for (uint32_t i = 0; i < count - hits; i++)

@@ -42,7 +42,7 @@ static uint32_t store_after(scene *s, char before, const char *letters)
     pt_prompt prompt = {.parent = before ? parent.keys : NULL};
     pt_request r = request(s, &s->one);
     uint32_t granted = 0;
-    r.prompts = &prompt, r.prompt_count = 1, r.chain_kind = PT_CHAIN_PROMPT;
+    r.prompts = &prompt, r.prompt_count = 1, r.prompt_kind = PT_PROMPT_KNOWN;
     for (uint32_t i = 0; i < c.count; i++)
         sizes[i] = FRAME;
     pt_reserve(&s->owner, &r, c.keys, sizes, c.count, answers);

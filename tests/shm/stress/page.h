@@ -80,7 +80,7 @@ static inline void page_verify(const pt_view *v, uint32_t entry, uint32_t id, ui
 {
     pt_job job = {entry, memory, 0, bytes};
     if (!pt_job_fits(v, &job))
-        finding("page %u: it is not in the chain of entry %u", id, entry);
+        finding("page %u: it is not in the frames of entry %u", id, entry);
     pt_copy(v, &job, 1, PT_OUT_OF_ARENA, 1);
     page_expect(memory, id, bytes);
 }

@@ -148,9 +148,9 @@ static bool make_arena(trial *x, uint64_t page_bytes)
 {
     pt_transfer *t = &x->t;
     t->frame_bytes = rng_one_in(&x->random, 2) ? 4096 : rng_below(&x->random, 9000) + 100;
-    t->chain = (page_bytes + t->frame_bytes - 1) / t->frame_bytes;
-    t->page_bytes = rng_one_in(&x->random, 2) ? page_bytes : t->chain * t->frame_bytes;
-    t->frame_count = t->chain * (uint64_t)t->page_count + rng_below(&x->random, 3);
+    t->page_frames = (page_bytes + t->frame_bytes - 1) / t->frame_bytes;
+    t->page_bytes = rng_one_in(&x->random, 2) ? page_bytes : t->page_frames * t->frame_bytes;
+    t->frame_count = t->page_frames * (uint64_t)t->page_count + rng_below(&x->random, 3);
     if (t->frame_count > FRAMES)
         return false;
     shuffle(x, x->frames, (uint32_t)t->frame_count);
@@ -193,7 +193,7 @@ static void row_then(trial *x, const pt_plane *p, int64_t page, int64_t token, i
     uint8_t *memory = x->cache_then + (address - (int64_t)(uintptr_t)x->cache);
     uint64_t offset = (uint64_t)(p->at + head * p->page_head + token * p->width);
     for (int64_t i = 0; i < p->width; i++, offset++) {
-        uint32_t frame = x->frames[(uint64_t)page * t->chain + offset / t->frame_bytes];
+        uint32_t frame = x->frames[(uint64_t)page * t->page_frames + offset / t->frame_bytes];
         uint8_t *inside = x->arena_then + frame * t->frame_bytes + offset % t->frame_bytes;
         *(way == PT_INTO_ARENA ? inside : memory + i) = *(way == PT_INTO_ARENA ? memory + i : inside);
     }

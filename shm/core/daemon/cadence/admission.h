@@ -3,7 +3,7 @@
 
 #include "learn_from_stores.h"
 
-/* Returns the frames that the absent pages of a chain need. */
+/* Returns the frames that the absent pages of a prompt need. */
 static inline uint64_t pt_frames_missing(const pt_owner *o, const uint8_t *keys, const uint64_t *sizes, uint32_t count)
 {
     uint64_t frames = 0;
@@ -13,7 +13,7 @@ static inline uint64_t pt_frames_missing(const pt_owner *o, const uint8_t *keys,
     return frames;
 }
 
-/* Returns what the last page of a chain would be worth if it were stored. */
+/* Returns what the last page of a prompt would be worth if it were stored. */
 static inline float pt_worth_of_arrival(const pt_owner *o, const pt_request *r, const uint8_t *key,
                                         const pt_place *place)
 {
@@ -26,7 +26,7 @@ static inline float pt_worth_of_arrival(const pt_owner *o, const pt_request *r, 
  * page, where no page may leave, and for a client that does not know this answer. */
 static inline bool pt_may_leave_out(const pt_owner *o, const pt_request *r)
 {
-    return pt_cadence_chooses(o) && r->chain_kind == PT_CHAIN_PROMPT && r->parts == 1 && !o->disk.open && !r->keep;
+    return pt_cadence_chooses(o) && r->prompt_kind == PT_PROMPT_KNOWN && r->parts == 1 && !o->disk.open && !r->keep;
 }
 
 /* Evicts pages that are worth no more than a new page, until the store has its frames. Returns false if there is no

@@ -5,7 +5,7 @@
  * index (return_times.h) of a few that are drawn at random, and of the newest prompt's own. Nothing is kept sorted:
  * ticks are read at that moment, so readers send no message.
  *
- * It learns from stores: a page of a store's chain that a reader has used since the last one has returned. What was
+ * It learns from stores: a page of a store's prompt that a reader has used since the last one has returned. What was
  * learned of a page stays for a while after it left (ghosts.h). Where least recently used would hit more, it steps
  * back (shadow_lru.h); before the memory was full once, too.
  *

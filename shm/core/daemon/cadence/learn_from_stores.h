@@ -13,7 +13,7 @@ static inline uint32_t pt_entry_of(const pt_owner *o, const uint8_t *key)
     return pt_dict_find(&o->view, pt_dict_in_force(&o->view), key);
 }
 
-/* Returns how many pages at the end of a chain were never seen, as far as is remembered. */
+/* Returns how many pages at the end of a prompt were never seen, as far as is remembered. */
 static inline uint32_t pt_appended(const pt_owner *o, const uint8_t *keys, uint32_t count)
 {
     uint32_t appended = 0;
@@ -63,7 +63,7 @@ static inline void pt_link_at(pt_cadence *c, uint32_t entry, const pt_place *pla
  * use of it, so its place in the order of LRU moves with its tick, unless it was used before. */
 static inline void pt_find_parent(pt_owner *o, const pt_request *r, pt_prompt *prompt, uint32_t count)
 {
-    uint32_t parent = r->chain_kind == PT_CHAIN_PROMPT && prompt->parent ? pt_entry_of(o, prompt->parent) : PT_NONE;
+    uint32_t parent = r->prompt_kind == PT_PROMPT_KNOWN && prompt->parent ? pt_entry_of(o, prompt->parent) : PT_NONE;
     uint64_t tick = r->now + count + 1;
     pt_policy *list = parent == PT_NONE ? NULL : pt_list_of(o, parent);
     uint64_t listed = list ? o->kind->listed(list, parent) : UINT64_MAX;
@@ -92,7 +92,7 @@ static inline uint32_t pt_depth_of(const pt_owner *o, const pt_prompt *prompt)
 static inline pt_place pt_place_of(const pt_owner *o, const pt_request *r, const pt_prompt *prompt)
 {
     pt_place place = prompt->place;
-    if (o->cadence && !r->part && r->chain_kind == PT_CHAIN_PROMPT && prompt->parent && place.parent == PT_NONE)
+    if (o->cadence && !r->part && r->prompt_kind == PT_PROMPT_KNOWN && prompt->parent && place.parent == PT_NONE)
         pt_place_after(o->cadence, &place, pt_entry_of(o, prompt->parent));
     place.depth = pt_depth_of(o, prompt);
     return place;
@@ -130,7 +130,7 @@ static inline void pt_note_store(pt_owner *o, const pt_request *r, pt_prompt *pr
             if (!missing) /* new pages inherit the cadence of the last one before them */
                 prompt->place.cadence = o->cadence->pages[entry].cadence;
         }
-        before = r->chain_kind == PT_CHAIN_NONE ? PT_NONE : entry;
+        before = r->prompt_kind == PT_PROMPT_NONE ? PT_NONE : entry;
     }
 }
 
@@ -148,9 +148,9 @@ static inline void pt_note_answer(pt_owner *o, const pt_request *r, const uint8_
         pt_cadence_missed(c, hash, r->now);
         pt_link_at(c, entry, place);
         pt_cadence_become(c, entry, hash, &page, place->said.lasts);
-        c->promptless_stores += r->chain_kind == PT_CHAIN_UNKNOWN ? 1 : -1;
+        c->promptless_stores += r->prompt_kind == PT_PROMPT_UNKNOWN ? 1 : -1;
     }
-    pt_place_after(c, place, r->chain_kind == PT_CHAIN_NONE ? PT_NONE : entry);
+    pt_place_after(c, place, r->prompt_kind == PT_PROMPT_NONE ? PT_NONE : entry);
     if (entry == PT_NONE)
         return;
     place->cadence = c->pages[entry].cadence;
