@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections.abc import Sequence
 from hashlib import sha256
 
 import pytest
@@ -17,9 +18,15 @@ SIZES = array("d", [4, 16, 64, 1 << 40])
 
 
 class Cache:
-    """An index, and a process that looks up prompts and stores what is missing."""
+    """An index, and a process that looks up prompts and stores what is missing.
 
-    def __init__(self, frame_bytes: int = FRAME, frames: int = 64) -> None:
+    Args:
+        frame_bytes: The size of a frame.
+        frames: The number of frames.
+        stored: Prompts that are stored before lookups are counted.
+    """
+
+    def __init__(self, frame_bytes: int = FRAME, frames: int = 64, stored: Sequence[int] = ()) -> None:
         geometry = Geometry(frame_bytes=frame_bytes, frames=frames, entries=frames, spaces=2)
         self._memory = Memory(geometry)
         self.owner: Owner = self._memory.adopted()
@@ -27,23 +34,31 @@ class Cache:
         self._session = self._memory.session(self._slot)
         self._space = self.owner.space(b"s" * KEY_BYTES, "space", 16, 0, 0)
         self._seen: set[int] = set()
+        for prompt in stored:
+            self._store(prompt)
         self.owner.read_lookups(DAY_NS)
         self.observer = Observer(*self._memory.descriptors[:2])
 
     def serve(self, *prompts: int) -> None:
         for prompt in prompts:
-            keys = b"".join(sha256(b"%d %d" % (prompt, page)).digest() for page in range(PAGES))
-            self._session.sample(keys, PAGES if prompt in self._seen else 0)
+            self._session.sample(_keys(prompt), PAGES if prompt in self._seen else 0)
             if prompt not in self._seen:
-                sizes = array("Q", [FRAME] * PAGES)
-                _, entries, serials = self.owner.reserve(self._slot, self._space, 0, 1, DAY_NS, keys, sizes)
-                self._session.publish(entries, serials, 0)
-                self.owner.settle()
-            self._seen.add(prompt)
+                self._store(prompt)
+
+    def _store(self, prompt: int) -> None:
+        sizes = array("Q", [FRAME] * PAGES)
+        _, entries, serials = self.owner.reserve(self._slot, self._space, 0, 1, DAY_NS, _keys(prompt), sizes)
+        self._session.publish(entries, serials, 0)
+        self.owner.settle()
+        self._seen.add(prompt)
 
     def curve(self) -> LookupCurve:
         self.owner.read_lookups(DAY_NS)
         return self.observer.curves(SIZES)[0]
+
+
+def _keys(prompt: int) -> bytes:
+    return b"".join(sha256(b"%d %d" % (prompt, page)).digest() for page in range(PAGES))
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +87,17 @@ def test_the_curve_that_knows_more_stays(saved: bytes) -> None:
     before = cache.curve()
     assert cache.owner.restore_lookups(saved)
     assert cache.curve() == before
+
+
+def test_pages_whose_last_use_is_not_known_count_for_the_largest_cache_only() -> None:
+    """An earlier daemon stored them."""
+    cache = Cache(stored=[1])
+    cache.serve(1)
+    curve = cache.curve()
+    assert (curve.found, curve.missed) == (PAGES * 16, 0)
+    assert [*curve.ratios] == [0, 0, 0, 1]
+    cache.serve(1)
+    assert [*cache.curve().ratios[2:]] == pytest.approx([0.5, 1])
 
 
 def test_damaged_bytes_are_rejected(saved: bytes) -> None:

@@ -112,6 +112,14 @@ static inline void pt_count_distance(pt_lookups *l, const pt_counted *in, const 
         *(cold ? &in->sums[i]->cold : &in->sums[i]->bins[pt_curve_bin(frames)]) += tokens;
 }
 
+/* Counts a sampled key that was found, but whose last use is not known: an earlier daemon stored it, or it was used too long
+ * ago. Only the largest cache is said to have it. */
+static inline void pt_count_farthest(pt_lookups *l, const pt_counted *in)
+{
+    for (int i = 0; i < 2 && in->sums[i]; i++)
+        in->sums[i]->bins[PT_CURVE_BINS - 1] += pt_order_scale(&l->order) * in->space->page_tokens;
+}
+
 /* Uses a sampled key. `frames` is the size of its page. */
 static inline void pt_use_sampled(pt_lookups *l, uint64_t hash, uint32_t frames, uint64_t now)
 {
@@ -170,9 +178,12 @@ static inline void pt_lookup_found(pt_lookups *l, const pt_view *v, pt_samples *
     for (int i = 0; i < 2 && in.sums[i]; i++)
         in.sums[i]->found += (double)found * s->page_tokens;
     for (uint64_t i = 0; i < sampled; i++) {
-        pt_sampled *k = pt_order_find(&l->order, pt_ring_word(ring, at + PT_SAMPLE_HEAD + i));
+        uint64_t hash = pt_ring_word(ring, at + PT_SAMPLE_HEAD + i);
+        const pt_sampled *k = pt_order_find(&l->order, hash);
         if (k)
-            pt_count_distance(l, &in, k); /* a key that was found but is not known tells nothing */
+            pt_count_distance(l, &in, k);
+        else if (pt_is_sampled(hash, l->order.curve->threshold))
+            pt_count_farthest(l, &in);
     }
     for (uint64_t i = 0; i < sampled; i++) {
         uint64_t hash = pt_ring_word(ring, at + PT_SAMPLE_HEAD + i);
