@@ -168,7 +168,7 @@ def _notes(snapshot: Snapshot) -> Iterator[str]:
     shares = snapshot.huge_pages.text
     yield f"Huge pages: {shares}" if shares else ""
     yield snapshot.frame_advice
-    yield snapshot.eviction.text if snapshot.eviction.policy != "lru" else ""
+    yield snapshot.eviction.text if snapshot.eviction.is_worth_a_line else ""
     yield absent_line(snapshot.absent)
     yield hint_line(snapshot.hints)
 

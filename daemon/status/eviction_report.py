@@ -24,7 +24,9 @@ class EvictionState(Enum):
 
 _TEXTS = {
     EvictionState.LRU: "the least recently used pages are evicted",
-    EvictionState.LEARNING: "the least recently used pages are evicted until it has learned",
+    EvictionState.LEARNING: (
+        "the least recently used pages are evicted until it has learned from stores that name the page before them"
+    ),
     EvictionState.CHOOSING: "the pages that are expected to return last are evicted",
     EvictionState.FOLLOWING_LRU: "the least recently used pages are evicted for now, because that hits more",
     EvictionState.NO_MEMORY: "the least recently used pages are evicted, because memory is too short to learn",
@@ -50,6 +52,11 @@ class EvictionReport(msgspec.Struct, frozen=True, kw_only=True):
     def sentence(self) -> str:
         """The order in force, and why."""
         return f"evict.policy = {self.policy}: {_TEXTS[self.state]}"
+
+    @property
+    def is_worth_a_line(self) -> bool:
+        """Whether an order other than that of LRU is or was in force."""
+        return self.policy != "lru" or bool(self.left_out or self.switches)
 
     @property
     def text(self) -> str:

@@ -174,7 +174,7 @@ def _left(history: History, width: int) -> Iterator[Text]:
     room = f"{count(memory.evictions)} ({_each(rate)})"
     yield _row(width, "dropped", evicted=room, flushed=count(memory.flushed), unwritten=count(work.lost))
     eviction = now.eviction
-    if eviction.policy != "lru":
+    if eviction.is_worth_a_line:
         by = f"{eviction.policy}, {eviction.state.value}"
         yield _row(width, "", **{"by": by, "left out": count(eviction.left_out), "switches": count(eviction.switches)})
     given_up = max(0, stores.doomed - stores.expired)

@@ -13,7 +13,7 @@ import pytest
 from eventually import eventually
 from keyed_pages import prompt
 from learning_index import LearningIndex
-from leaving_out import use
+from leaving_out import small_daemon, until_left_out, use
 from metrics_scrape import scrape, value
 from pagetier.daemon.common.log_throttle import MINUTE_S
 from pagetier.daemon.config.schema import EvictOptions
@@ -104,6 +104,17 @@ def test_without_the_policy_lru_is_shown() -> None:
     with RunningDaemon("16MiB", "64KiB", "--evict-policy", "lru") as daemon:
         assert eviction(daemon) == {"policy": "lru", "state": "lru", "left_out": 0, "switches": 0}
         assert "evict.policy" not in daemon.pagetier("stats").stdout
+
+
+def test_pages_that_were_left_out_are_shown_after_a_change_to_lru() -> None:
+    daemon = small_daemon()
+    daemon.config.write_text(DEFAULT)
+    with daemon, daemon.client() as client:
+        _, _, left_out = until_left_out(client)
+        daemon.reload(LRU)
+        assert shows(daemon, {"lru"})
+        shown = daemon.pagetier("stats").stdout.replace("\n  ", " ")
+        assert f"evict.policy = lru: the least recently used pages are evicted; {left_out:,} pages left out" in shown
 
 
 @pytest.mark.parametrize(("arena", "frame"), [("64MiB", "64MiB"), ("16MiB", "1MiB"), ("64KiB", "4KiB")])
