@@ -136,6 +136,24 @@ def sessions(seed: int, requests: int) -> list[list[int]]:
     return prompts
 
 
+@pytest.mark.parametrize("others", [0, 2])
+@pytest.mark.parametrize("pages", [1, 8])
+@pytest.mark.parametrize("step", [0.25, 1.0])
+def test_a_prompt_that_returns_is_stored_when_it_is_used_for_the_seventh_time(
+    core: ctypes.CDLL, step: float, pages: int, others: int
+) -> None:
+    """The policy expects the pages in memory to return, and learns nothing of them while nothing else is stored."""
+    returning = [[number, 0] for number in range(256)]
+    busy = [prompt for turn in range(60) for prompt in (*returning, [-turn - 1, *range(31)])]
+    alone = [[-1000, *range(pages - 1)]]
+    before, after = trace_of(busy, step), busy
+    for turn in range(20):
+        once = [[-2000 - 2 * turn - other, *range(3)] for other in range(others)]
+        after = [*after, *alone, *once]
+    hits = [replay(core, trace, Cache(512), "cadence").hits for trace in (before, trace_of(after, step))]
+    assert hits[1] - hits[0] >= (20 - 7) * pages
+
+
 @pytest.mark.parametrize("policy", ["lru", "cadence"])
 def test_a_page_that_left_memory_hits_on_the_disk(core: ctypes.CDLL, policy: str) -> None:
     """All prompts fit on the disk, and memory holds the latest two."""

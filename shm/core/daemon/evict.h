@@ -213,15 +213,25 @@ static inline uint64_t pt_lease(pt_owner *o, uint64_t now)
 }
 
 /* Evicts one page that was last used before `before`. Returns false if there is none. */
-static inline bool pt_evict_one(pt_owner *o, uint64_t before, uint64_t now)
+static inline bool pt_evict_used_before(pt_owner *o, uint64_t before, uint64_t now)
 {
     enum pt_try_evict got;
     uint32_t passed = 0;
     do
         got = pt_evict_candidate(o, pt_next_to_leave(o, before, now), before, now,
                                  passed++ < PT_PASSES ? now : pt_lease(o, now));
-    while (got == PT_WARMER || (got == PT_NOTHING && (pt_end_leases(o, now) || pt_end_keeps(o, now))));
+    while (got == PT_WARMER);
     return got == PT_EVICTED;
+}
+
+/* Does the same, and ends leases and keeps where there is no such page otherwise. */
+static inline bool pt_evict_one(pt_owner *o, uint64_t before, uint64_t now)
+{
+    bool evicted;
+    do
+        evicted = pt_evict_used_before(o, before, now);
+    while (!evicted && (pt_end_leases(o, now) || pt_end_keeps(o, now)));
+    return evicted;
 }
 
 /* Evicts the page that was offered, or another one if it is in use by now. Returns false if there is none. */

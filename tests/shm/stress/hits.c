@@ -1,6 +1,6 @@
 /* hits.c - how much the policy that learns hits, on small loads with a clock of their own: one that
- * changes, one that it misjudges at first, and conversations. The same is done in each run, so a part of
- * the policy that is missing costs hits. */
+ * changes, one that it misjudges at first, one of a single prompt, and conversations. The same is done in
+ * each run, so a part of the policy that is missing costs hits. */
 #include "scene.h"
 
 enum { LONGEST = 64, SEEDS = 3 }; /* pages of a prompt; caches of which each load has the mean */
@@ -125,6 +125,21 @@ static double misjudged_load(cache *c)
     return share(c);
 }
 
+/* Prompts that fill the memory return in turn after a minute, among others that never do. Then one prompt is
+ * all that is used, for half a minute, while the policy expects the others: LRU would hit 0.99 of its pages. */
+static double lonely_load(cache *c)
+{
+    for (uint32_t turn = 0; turn < 60; turn++) {
+        for (uint32_t prompt = 0; prompt < 256; prompt++)
+            serve_alone(c, prompt, 2, PT_HINT_NONE);
+        serve_alone(c, 1000 + turn, 32, PT_HINT_NONE);
+    }
+    share(c);
+    for (uint32_t turn = 0; turn < 100; turn++)
+        serve_alone(c, 2000, 8, PT_HINT_NONE);
+    return share(c);
+}
+
 /* Conversations that begin alike and grow. LRU would hit 0.77 of the pages. */
 static double conversations(cache *c)
 {
@@ -167,6 +182,7 @@ int main(int count, char **arguments)
     static const load loads[] = {
         {"a load that changes", changed_load, 512, 0.25},
         {"a load that is misjudged", misjudged_load, 2048, 0.2},
+        {"a load of one prompt", lonely_load, 512, 0.92},
         {"conversations", conversations, 512, 0.72},
     };
     run r = run_begin("hits", count, arguments);

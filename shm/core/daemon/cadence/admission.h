@@ -22,6 +22,26 @@ static inline float pt_worth_of_arrival(const pt_owner *o, const pt_request *r, 
     return o->cadence->returns.index[page.class][0];
 }
 
+/* Returns the time before which a page must have been used last to leave for one that is in no tier and returns
+ * often; 0: none leaves, because that one was not used often, as far as is remembered. */
+static inline uint64_t pt_unused_since(const pt_owner *o, const pt_request *r, const uint8_t *key)
+{
+    const pt_ghost *known = pt_ghost_find(&o->cadence->ghosts, pt_key_hash(o->cadence, key));
+    if (!known || known->uses < PT_RETURNED_OFTEN)
+        return 0;
+    uint64_t gap = ((uint64_t)(uint32_t)(pt_moment(r->now) - known->seen) + 1) * PT_MOMENT_NS;
+    return gap * PT_MUCH_LONGER < r->now ? r->now - gap * PT_MUCH_LONGER : 0;
+}
+
+/* Makes room for a prompt whose last page returns often, whatever was learned: while nothing else is stored, nothing
+ * is learned of the pages in memory, and they would be expected to return first until their ages are beyond all that
+ * was learned. */
+static inline void pt_evict_unused(pt_owner *o, const pt_wanted *w, uint64_t since, uint64_t now)
+{
+    while (since && pt_update_need(o, w) && pt_evict_used_before(o, since, now))
+        ;
+}
+
 /* Returns whether pages of a store may be left out: not where a disk keeps what leaves, where several ranks store a
  * page, where no page may leave, and for a client that does not know this answer. */
 static inline bool pt_may_leave_out(const pt_owner *o, const pt_request *r)
@@ -41,8 +61,9 @@ static inline bool pt_evict_worth_less(pt_owner *o, const pt_wanted *w, float ow
     return true;
 }
 
-/* Makes room for a prompt while the pages that leave are worth less than its own last page; pages at its end that are
- * worth less are left out. Returns how many pages are to be stored. */
+/* Makes room for a prompt while the pages that leave are worth less than its own last page, or were unused for much
+ * longer if it returns often; pages at its end that are worth less are left out. Returns how many pages are to be
+ * stored. */
 static inline uint32_t pt_admit_prompt(pt_owner *o, const pt_request *r, const uint8_t *keys, const uint64_t *sizes,
                                        uint32_t count, const pt_place *place)
 {
@@ -53,7 +74,10 @@ static inline uint32_t pt_admit_prompt(pt_owner *o, const pt_request *r, const u
     w.most = pt_most_after(o->tenants.frames[tenant], w.frames, o->tenants.most[tenant]);
     while (count && pt_update_need(o, &w)) {
         float own = pt_worth_of_arrival(o, r, pt_nth_key(keys, count - 1), place);
-        if (!pt_evict_worth_less(o, &w, own, r->now) || !pt_update_need(o, &w))
+        if (!pt_evict_worth_less(o, &w, own, r->now))
+            break;
+        pt_evict_unused(o, &w, pt_unused_since(o, r, pt_nth_key(keys, count - 1)), r->now);
+        if (!pt_update_need(o, &w))
             break;
         uint32_t cut = count < PT_CUT ? count : PT_CUT;
         count -= cut;

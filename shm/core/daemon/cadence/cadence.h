@@ -23,6 +23,9 @@
 #define PT_CANDIDATES 32u
 #define PT_UNDRAWN 16u /* pages of one prompt that leave after one draw */
 #define PT_CUT 8u /* pages that are left out together */
+/* uses after which a page is stored in the room of one that was unused for much longer */
+#define PT_RETURNED_OFTEN 6u
+#define PT_MUCH_LONGER 4u /* times the time since its last use */
 /* the time at risk of one slice of all pages is added up at once, so that no request waits long */
 #define PT_SLICES 64u
 #define PT_GHOST_SAMPLE 8u /* of the sets of ghosts, one of so many adds up */
