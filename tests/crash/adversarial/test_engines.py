@@ -18,7 +18,10 @@ PINNED, MORE = 900, 200  # pages: together they are too many
 
 @pytest.fixture
 def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon(str(FRAMES * FRAME), str(FRAME), "--store-quarantine", "50ms") as daemon:
+    """Yields a daemon that leaves out no page, so that each page of the honest engine is found."""
+    with RunningDaemon(
+        str(FRAMES * FRAME), str(FRAME), "--store-quarantine", "50ms", "--evict-policy", "lru"
+    ) as daemon:
         yield daemon
 
 

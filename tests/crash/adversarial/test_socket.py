@@ -33,7 +33,9 @@ MOST_LINES = 4 * LINES + 20
 
 @pytest.fixture
 def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon(str(FRAMES * FRAME), str(FRAME), "--access-socket-mode", "0666") as daemon:
+    """Yields a daemon that leaves out no page, so that each page of the honest engine is found."""
+    flags = ("--access-socket-mode", "0666", "--evict-policy", "lru")
+    with RunningDaemon(str(FRAMES * FRAME), str(FRAME), *flags) as daemon:
         Path(daemon.folder.name).chmod(0o755)
         yield daemon
 
@@ -78,7 +80,9 @@ def test_endless_connections_do_not_delay_an_engine(daemon: RunningDaemon) -> No
 def test_ten_thousand_connections_do_not_exhaust_few_descriptors() -> None:
     """An attached engine is served all the time, a later one attaches, and nothing stays open."""
     with (
-        RunningDaemon(str(FRAMES * FRAME), str(FRAME), before=["prlimit", f"--nofile={FEW}"]) as daemon,
+        RunningDaemon(
+            str(FRAMES * FRAME), str(FRAME), "--evict-policy", "lru", before=["prlimit", f"--nofile={FEW}"]
+        ) as daemon,
         served_beside(daemon, ["crowd"] * (10_000 // CROWD), FEW - cost_of(daemon.pid).descriptors),
         daemon.client() as late,
     ):

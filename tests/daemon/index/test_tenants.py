@@ -60,9 +60,9 @@ def shares_become(daemon: RunningDaemon, *wanted: int) -> bool:
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[RunningDaemon]:
-    """Yields a daemon that evicts on demand only, with quotas."""
-    metrics = ("--metrics-listen", str(tmp_path / "metrics"))
-    daemon = RunningDaemon(str(FRAMES * FRAME), str(FRAME), "--evict-low", "0", "--evict-high", "0", *metrics)
+    """Yields a daemon that evicts on demand only and in the order of LRU, with quotas."""
+    flags = ("--evict-policy", "lru", "--metrics-listen", str(tmp_path / "metrics"))
+    daemon = RunningDaemon(str(FRAMES * FRAME), str(FRAME), "--evict-low", "0", "--evict-high", "0", *flags)
     daemon.config.write_text(QUOTA)
     with daemon:
         yield daemon
