@@ -194,8 +194,8 @@ def test_pages_that_are_left_out_are_no_failed_backup() -> None:
         assert pages.store(FULL, new, slots, None) == [False] * NEW_PAGES
 
 
-def test_an_offload_of_pages_that_are_left_out_has_ended_and_is_not_stored() -> None:
-    """So SGLang offers the pages again when their prompt is used again."""
+def test_an_offload_of_pages_that_are_left_out_is_not_offered_again() -> None:
+    """SGLang would offer the pages again with the next ones of their prompt, and the daemon learn that they return."""
     tensors = [list(part) for part in np.ones((2, LAYERS, NEW_PAGES, TOKENS, 2, 8), np.uint16)]
     with small_daemon() as daemon, daemon.client() as client:
         until_left_out(client)
@@ -208,8 +208,11 @@ def test_an_offload_of_pages_that_are_left_out_has_ended_and_is_not_stored() -> 
             offload = Offload([store])
             assert offload.wait(LONG_S) and offload.poll()
             result = store.wait(0.0)
-            assert offload.stored is (result.left_out == 0) and result.refused == 0 and result.reason == ""
+            assert offload.stored and result.refused == 0 and result.reason == ""
             left_out += result.left_out
         assert left_out
         counts = cache.copier().counts
         assert counts.failed == counts.dropped == counts.cancelled == 0
+        client.close()
+        refused = Offload([cache.async_store(range(NEW_PAGES * TOKENS), range(NEW_PAGES))])
+        assert refused.wait(LONG_S) and not refused.stored, "pages that are refused are offered again"

@@ -12,7 +12,7 @@ from pagetier.shm.clock import Deadline
 
 _STORE_S: Final = 10.0  # SGLang cannot evict the pages before that
 _CANCEL_S: Final = 5.0
-_READABLE: Final = frozenset((Outcome.STORED, Outcome.PRESENT))
+_DONE: Final = frozenset((Outcome.STORED, Outcome.PRESENT, Outcome.LEFT_OUT))
 
 
 class Offload:
@@ -46,14 +46,14 @@ class Offload:
 
     @property
     def stored(self) -> bool:
-        """Whether all pages can be loaded by every process, once all stores have ended.
+        """Whether all pages can be loaded by every process or were left out, once all stores have ended.
 
-        Otherwise SGLang offers them again with the next pages of their prompt, or when it is used again; so it does
-        with pages that were left out.
+        Otherwise SGLang offers them again with the next pages of their prompt. The daemon would take that of pages
+        that were left out for another use: they are offered again when they are computed again.
         """
         if self._stores is None:
             return False
-        return all(_READABLE.issuperset(store.wait(0.0).codes) for store in self._stores)
+        return all(_DONE.issuperset(store.wait(0.0).codes) for store in self._stores)
 
 
 class Offloads:
@@ -87,7 +87,7 @@ class Offloads:
         return count
 
     def pop(self) -> bool:
-        """Removes the oldest offload, which has ended, and returns whether all of its pages are stored."""
+        """Removes the oldest offload, which has ended, and returns whether all of its pages are stored or left out."""
         return self._pending.popleft().stored
 
     def reset(self) -> bool:

@@ -112,8 +112,8 @@ static inline void pt_count_distance(pt_lookups *l, const pt_counted *in, const 
         *(cold ? &in->sums[i]->cold : &in->sums[i]->bins[pt_curve_bin(frames)]) += tokens;
 }
 
-/* Counts a sampled key that was found, but whose last use is not known: an earlier daemon stored it, or it was used too long
- * ago. Only the largest cache is said to have it. */
+/* Counts a sampled key that was found, but whose last use is not known: an earlier daemon stored it, or it was used
+ * too long ago. Only the largest cache is said to have it. */
 static inline void pt_count_farthest(pt_lookups *l, const pt_counted *in)
 {
     for (int i = 0; i < 2 && in->sums[i]; i++)
