@@ -184,7 +184,7 @@ class LoadingJob(CopyJob):
             return
         self._source = None
         self._count(source)
-        source.release()
+        source.release()  # before the load counts as ended: a thread that waits for the end may close the client
         self._ended = True
         self._notify()
 

@@ -123,6 +123,7 @@ class StoringJob(CopyJob):
             self._take(self._pending.wait(0.0))
         elif now >= self._give_up_at:
             if self._pending is not None:
+                # What the daemon grants later is abandoned as soon as its response is read.
                 self._pending.give_up(self._settings.reserve_timeout)
             self.reject(_NO_RESPONSE)
         return self._reservation is not None or self.decided
@@ -141,7 +142,7 @@ class StoringJob(CopyJob):
     def next(self) -> Piece | None:
         """Implements CopyJob.next(). Returns the next chunk."""
         if self._cancelled:
-            self._drop_rest(_CANCELLED)
+            self._drop_rest(_CANCELLED)  # nothing was enqueued that could write to them
         if not self._chunks:
             self._end_if_completed()
             return None
@@ -183,7 +184,7 @@ class StoringJob(CopyJob):
         self._end_if_completed()
         if self._in_flight:
             self._counts.failed += sum(len(chunk.pages) for chunk in self._in_flight)
-            self._reservation.keep()
+            self._reservation.keep()  # the device may still write to their frames, so they are not released
             self._decide(StoreResult(self._reservation.result.codes, reason))
         return bool(self._in_flight)
 
@@ -194,7 +195,7 @@ class StoringJob(CopyJob):
         """
         self._reservation = reservation
         if reservation.session is not None:
-            reservation.session.retain_arena()
+            reservation.session.retain_arena()  # before addresses in it are computed
         skips = self._transfers[0].slots.skips
         self._abandon(reservation.open[skips[reservation.open]], _SKIPPED)
         pages = reservation.open
