@@ -305,13 +305,11 @@ static PyObject *owner_space(Owner *self, PyObject *args)
     if (!owner_ready(self) ||
         !PyArg_ParseTuple(args, "y*sIII", &digest, &name, &made.page_tokens, &made.window, &group))
         return NULL;
-    if (digest.len == PT_KEY_BYTES)
-        memcpy(made.digest, digest.buf, PT_KEY_BYTES);
-    else
-        PyErr_Format(PyExc_ValueError, "a namespace's digest has %u bytes, not %zd", PT_KEY_BYTES, digest.len);
+    Py_ssize_t bytes = digest.len;
+    memcpy(made.digest, digest.buf, bytes < PT_KEY_BYTES ? (size_t)bytes : PT_KEY_BYTES);
     PyBuffer_Release(&digest);
-    if (PyErr_Occurred())
-        return NULL;
+    if (bytes != PT_KEY_BYTES)
+        return PyErr_Format(PyExc_ValueError, "a namespace's digest has %u bytes, not %zd", PT_KEY_BYTES, bytes);
     made.group = (uint8_t)group;
     strncpy(made.name, name, sizeof made.name - 1);
     made.tenant = tenant_named(self, made.name);

@@ -128,13 +128,18 @@ static inline bool pt_adopt_entry(pt_owner *o, const pt_adoption *a, uint32_t en
     v->header->used_frames += e->frame_count;
     v->histories[entry].tenant = 0; /* until the quotas are set */
     o->tenants.frames[0] += e->frame_count;
+    /* The commands to the worker and the number of the reservation ended with the daemon before. The worker of
+     * this daemon reports what is on disk. */
     e->marks = 0;
     e->reservation = 0;
     pt_put_tiers(e, 0);
+    /* The header may be older than the entry. A serial that is used twice would pin another page than was matched. */
     if (e->serial >= v->header->next_serial)
         v->header->next_serial = e->serial + 1;
     PT_POINT("adopt.claimed");
     if (state != PT_DOOMED) {
+        /* A second entry of a key, or one without room in the dictionary, can never be found. A reader may have it
+         * pinned nevertheless: it is doomed, and freed like every doomed page. */
         if (pt_dict_find(v, a->dict, e->key) != PT_NONE || !pt_dict_add(v, a->dict, entry))
             pt_change(&v->locks[entry].word, pt_load_state(&v->locks[entry].word), PT_DOOMED);
         else {
@@ -143,6 +148,7 @@ static inline bool pt_adopt_entry(pt_owner *o, const pt_adoption *a, uint32_t en
             pt_page_enters(o, entry);
         }
     }
+    /* Readable pages go to the open list too. Settling judges all pages in one place, by the parts that are left. */
     pt_release_dead_parts(v, entry, a->alive);
     pt_open_add(v, entry);
     PT_POINT("adopt.opened");
@@ -194,6 +200,7 @@ static inline void pt_adopt_entries(pt_owner *o, const pt_adoption *a)
         if (pt_adopt_forgotten(o, entry))
             continue;
         counters->dropped += pt_load_state(&v->locks[entry].word) != PT_FREE;
+        /* The pins of living readers stay: they clear their own bits later, whatever the entry is then. */
         atomic_fetch_and_explicit(&v->locks[entry].word, PT_PINS, memory_order_acq_rel);
         pt_adopt_nothing(o, entry);
         pt_entry_put(v, entry);

@@ -105,8 +105,9 @@ static inline void pt_fold_counts(const pt_view *v, uint32_t slot)
  * unless another of their writers is attached.
  *
  * Also clears the pins of slots that are not taken: only a process that has ended can have set those, and they would
- * keep their pages forever. The order matters: the process is replaced as a writer in all open entries, and the entries
- * that this dooms are settled, before the slot becomes free. */
+ * keep their pages forever. The order matters: pins go first, because a doomed page that is pinned is not freed. The
+ * process is replaced as a writer in all open entries, the entries that this dooms are settled, and its counters are
+ * added up before the slot becomes free, because the next process of the slot begins with none of these. */
 static inline void pt_reap(pt_owner *o, uint32_t slot, uint64_t now)
 {
     pt_clear_pins(&o->view, 1ull << slot | ~pt_taken_slots(&o->view));

@@ -99,6 +99,7 @@ static inline bool pt_make_on_disk(pt_owner *o, const pt_stored *page)
     pt_join_tenant(o, entry);
     pt_stamp(o, entry, page->tick);
     PT_POINT("ondisk.filled");
+    /* The record is complete before the state says so, and the key comes last, as for a store (reserve.h). */
     pt_put_state(&v->locks[entry].word, PT_ON_DISK);
     PT_POINT("ondisk.stated");
     pt_dict_add(v, d, entry);
@@ -116,6 +117,7 @@ static inline bool pt_free_on_disk(pt_owner *o, uint32_t entry)
     if (!pt_retire(&o->view.locks[entry].word, PT_ON_DISK, PT_FREE))
         return false;
     PT_POINT("freedisk.retired");
+    /* The state is PT_FREE: a reader that still finds the key misses. */
     pt_drop_from_disk(o, entry);
     pt_unlink(o, entry);
     PT_POINT("freedisk.unlinked");

@@ -22,10 +22,13 @@ static inline bool pt_doom(pt_owner *o, uint32_t entry)
     if (!pt_change(&o->view.locks[entry].word, PT_WRITING, PT_DOOMED))
         return false; /* published at this very moment: then the page is complete */
     PT_POINT("doom.marked");
+    /* Now no writer can publish the page. Its key leaves, so that the page can be stored again while this entry waits
+     * for its writers. */
     pt_unlink(o, entry);
     PT_POINT("doom.unlinked");
     pt_page_leaves(o, entry);
     PT_POINT("doom.left");
+    /* The copy on disk is whole, and this entry can no longer lead to it. */
     if (pt_tiers(e) & PT_TIER_DISK)
         pt_rescue(o, entry, pt_correct_tick(o, entry, pt_now_ns()));
     PT_POINT("doom.done");

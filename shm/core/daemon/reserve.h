@@ -123,6 +123,7 @@ static inline pt_answer pt_grant(pt_owner *o, const pt_request *r, const uint8_t
         return pt_answer_with(o, PT_REFUSED_FULL, PT_NONE);
     uint32_t entry = pt_entry_take(v);
     PT_POINT("grant.taken");
+    /* Stage 1. The state is PT_FREE while the record is written: a daemon that dies here leaves a free entry. */
     pt_put_key(&v->entries[entry], key);
     v->entries[entry].size = size;
     v->entries[entry].space = r->space;
@@ -132,6 +133,7 @@ static inline pt_answer pt_grant(pt_owner *o, const pt_request *r, const uint8_t
     PT_POINT("grant.filled");
     pt_put_state(&v->locks[entry].word, PT_WRITING);
     PT_POINT("grant.writing");
+    /* The key comes last: a reader that finds it finds a complete record. */
     pt_dict_add(v, d, entry);
     PT_POINT("grant.named");
     pt_space_add(v, entry);

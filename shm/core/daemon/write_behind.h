@@ -128,9 +128,11 @@ static inline uint32_t pt_start_writes(pt_owner *o, uint32_t device, uint64_t fr
             shut |= 1u << tenant;
             continue;
         }
+        /* No policy lists the page until the worker responds, so its frames stay while the worker reads them. */
         pt_unlist(o, entry);
         PT_POINT("order.unlisted");
         o->view.entries[entry].marks |= PT_MARK_ORDERED;
+        /* The room is reserved now: writes in progress count against the cap of the device as pages on disk do. */
         o->view.histories[entry].device = (uint8_t)device;
         d->ordered_frames += o->view.entries[entry].frame_count;
         d->ordered_of[tenant] += o->view.entries[entry].frame_count;
@@ -156,6 +158,7 @@ static inline void pt_end_write(pt_owner *o, uint32_t entry, enum pt_write_resul
     pt_daemon_counts *counters = &o->view.header->counters;
     if (entry >= o->view.entry_count || !(e->marks & PT_MARK_ORDERED))
         return;
+    /* The reserved room is returned first. A page that was written takes it again as a page on disk. */
     e->marks &= (uint8_t)~PT_MARK_ORDERED;
     pt_device_of(o, entry)->ordered_frames -= e->frame_count;
     pt_device_of(o, entry)->ordered_of[pt_tenant_of(o, entry)] -= e->frame_count;
@@ -168,6 +171,7 @@ static inline void pt_end_write(pt_owner *o, uint32_t entry, enum pt_write_resul
         e->marks |= PT_MARK_SKIPPED;
         counters->disk_skipped++;
     }
+    /* It can be evicted again, by the tick of its last use: readers may have used it while it was written. */
     pt_list(o, entry, pt_correct_tick(o, entry, now));
     PT_POINT("order.relisted");
 }
