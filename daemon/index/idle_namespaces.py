@@ -95,7 +95,7 @@ class IdleNamespaces:
 
     def _drop(self) -> IdleResult:
         step = self._owner.drop_idle(int(self._idle * _NS), _PAGES_AT_ONCE)
-        point("idle_namespaces.turned")
+        point("idle_namespaces.stepped")
         # A step ends after some pages, so that other requests are handled; the core remembers where to continue.
         if step.namespace is not None:
             self._left = max(0, self._left - 1)
