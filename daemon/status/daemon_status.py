@@ -1,4 +1,4 @@
-"""The status of the daemon: the reports of all its parts, as JSON in the header of the index."""
+"""The status of the daemon: the reports of all its parts, as JSON in the pages after the header of the index."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     unseen: tuple[int, ...] = ()
 
     def pack(self) -> bytes:
-        """Returns the status as JSON that fits into the header. A text that is cut for it ends with "…"."""
+        """Returns the status as JSON that fits into its room. A text that is cut for it ends with "…"."""
         packed = (msgspec.json.encode(self._cut(most)) for most in _MOST_CHARACTERS)
         return next(text for text in packed if len(text) <= STATUS_BYTES)
 
@@ -66,5 +66,5 @@ def _cut(report: _Report, most: int) -> _Report:
 
 
 def unpack(text: bytes | None) -> DaemonStatus:
-    """Returns the status in the header; that of a daemon that starts if none was published yet."""
+    """Returns the status in the index; that of a daemon that starts if none was published yet."""
     return msgspec.json.decode(text, type=DaemonStatus) if text else DaemonStatus()

@@ -1,4 +1,4 @@
-"""Publishes the status of the daemon in the header of the index."""
+"""Publishes the status of the daemon in the index, where observers read it."""
 
 from __future__ import annotations
 

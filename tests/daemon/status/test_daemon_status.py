@@ -29,7 +29,7 @@ TENANT = TenantUse(
 )
 
 
-def test_an_empty_header_is_an_empty_report() -> None:
+def test_an_empty_text_is_an_empty_status() -> None:
     for text in (b"", None):
         assert unpack(text) == DaemonStatus()
 
