@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "core/client/publish.h"
 #include "core/daemon/adopt.h"
 #include "core/daemon/integrity.h"
 #include "core/daemon/lru.h"
