@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from race.contestants.registry import MAKERS, PAGETIER
+from race.contestants.registry import PAGETIER
 from race.report.cells import load_of, ratio_of, value_of
 from race.report.goals import judged
 from race.report.losses import losses_section
 from race.report.ratios import compare
+from race.report.systems import in_order
 from race.report.titles import TITLES
 from race.report.trust import CONFIGURATIONS, trust_section
 from race.results import Absent, Figures, Form, Race, contest_of
@@ -53,7 +54,7 @@ def _head(race: Race) -> Iterator[str]:
         yield "Each number is the median of the rounds of one run, and in brackets its 95 % interval. The systems"
         yield "alternate unless a contest says otherwise. A ratio is above 1 where pagetier is better; it is the median"
         yield "of the rounds' ratios. With fewer than six rounds an interval holds less than 95 %. A picture shows the"
-        yield "medians of each contest."
+        yield "medians and intervals of each contest: an axis for each unit, logarithmic, and which bars are better."
         yield ""
 
 
@@ -91,17 +92,11 @@ def _tables(figures: Sequence[Figures]) -> Iterator[list[Figures]]:
 
 
 def _table(figures: Sequence[Figures]) -> Iterator[str]:
-    names = [name for name in _order(figures) if name != PAGETIER]
+    names = [name for name in in_order(name for one in figures for name in one.rounds) if name != PAGETIER]
     yield f"| case | unit | {PAGETIER} |" + "".join(f" {name} | ratio |" for name in names)
     yield "| -- | -- | -: |" + " -: | -: |" * len(names)
     yield from (_row(one, names) for one in figures)
     yield ""
-
-
-def _order(figures: Sequence[Figures]) -> list[str]:
-    """Returns the systems of a contest, those of the whole race first."""
-    found = {name: None for one in figures for name in one.rounds}
-    return [*(name for name in MAKERS if name in found), *(name for name in found if name not in MAKERS)]
 
 
 def _row(figures: Figures, names: Sequence[str]) -> str:

@@ -8,8 +8,7 @@ import msgspec
 
 from race.contestants.registry import FILES, NATIVE
 from race.report.ratios import Comparison
-
-VLLM = "vLLM"
+from race.report.systems import VLLM
 
 
 class Reason(msgspec.Struct, frozen=True):
