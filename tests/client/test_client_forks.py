@@ -19,7 +19,7 @@ _CALLS = """
 import os, signal, sys, threading
 sys.path.insert(0, sys.argv[1])
 import numpy as np
-from copying_engine import Engine, slots_of
+from copying_engine import CopyingEngine, slots_of
 from pagetier.client import Blocks, Client, FullAttention, GroupKeys, Namespace
 
 ARENA = "64MiB"
@@ -32,7 +32,7 @@ def keys(prompt):
 
 client = Client(sys.argv[2], timeout=30)
 assert client.wait_attached(30)
-engine = Engine(client, 1)
+engine = CopyingEngine(client, 1)
 blocks = Blocks(engine.paged, slots_of(2))
 
 def match():
