@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-    from pagetier.daemon.cli.top.screen import KeyReader
+    from pagetier.daemon.cli.top.key_reader import KeyReader
 
 
 class _Seconds(click.FloatRange):
@@ -69,7 +69,7 @@ def _show_once(console: Console, socket: Path, interval: float) -> None:
 def _watch(console: Console, socket: Path, interval: float) -> None:
     from rich.live import Live
 
-    from pagetier.daemon.cli.top.screen import KeyReader
+    from pagetier.daemon.cli.top.key_reader import KeyReader
 
     with daemon_at(socket):
         pass  # reports a missing daemon before the screen is taken over

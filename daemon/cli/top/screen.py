@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import select
-import sys
-import termios
-import tty
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 
 import msgspec
 from rich.console import Group
@@ -20,15 +14,14 @@ from pagetier.daemon.cli.tables import age, count, device_line, fleet_line, quot
 from pagetier.daemon.cli.top.history import MINUTES, History
 from pagetier.daemon.stats.snapshot import ClientStats, PageTier, Snapshot
 from pagetier.daemon.status.disk_report import Standing
-from pagetier.shm import clock
 from pagetier.shm.units import counted, format_size
 
 WIDTH = 80
 _LEAST_WIDTH = 60
 _BESIDE_BAR, _BESIDE_SPARKS, _BESIDE_NAME = 50, 40, 60  # columns of the text beside them
 _LEFT_OUT = 12  # columns of the ages and pins of clients, which a narrow screen leaves out
-_HEAD = 8
 _QUOTA_NAME = 24
+_BELOW = " " * 7  # the names of the tiers
 
 
 class Charset(msgspec.Struct, frozen=True):
@@ -100,10 +93,10 @@ def _headline(snapshot: Snapshot, place: ScreenContext) -> Text:
 def _tiers(snapshot: Snapshot, place: ScreenContext) -> Iterator[Text]:
     yield _tier("memory", snapshot.tiers.memory, "cyan", place)
     if wasteful := snapshot.frame_advice:
-        yield _cut(Text(f"{'':7}{wasteful}", style="yellow"), place.width)
+        yield from _wrapped(_BELOW + wasteful, "yellow", place.width)
     if text := fleet_line(snapshot.fleet):
         well = snapshot.fleet.standing == "open" and not snapshot.fleet.breaker_open
-        yield _cut(Text(text, style="dim" if well else "red"), place.width)
+        yield from _wrapped(text, "dim" if well else "red", place.width)
     disk = snapshot.disk
     if disk.standing is Standing.NONE:
         return
@@ -111,11 +104,11 @@ def _tiers(snapshot: Snapshot, place: ScreenContext) -> Iterator[Text]:
         yield _tier("disk", snapshot.tiers.disk, "magenta", place)
     well = disk.standing is Standing.OPEN and not disk.trouble
     text = f"{disk.standing.value}: {disk.trouble}" if disk.trouble else f"{disk.standing.value}, {synced(disk)}"
-    yield _cut(Text(f"{'':7}{text}", style="dim" if well else "red"), place.width)
+    yield from _wrapped(_BELOW + text, "dim" if well else "red", place.width)
     for device in disk.devices if disk.several else ():
-        line = f"{'':7}{device_line(device, snapshot.daemon.frame_bytes)}"
         well = device.standing is Standing.OPEN and not device.trouble
-        yield _cut(Text(line, style="dim" if well else "red"), place.width)
+        line = _BELOW + device_line(device, snapshot.daemon.frame_bytes)
+        yield from _wrapped(line, "dim" if well else "red", place.width)
 
 
 def _tier(name: str, tier: PageTier, style: str, place: ScreenContext) -> Text:
@@ -201,6 +194,7 @@ def _row(width: int, title: str, **cells: str) -> Text:
     for name, cell in cells.items():
         wide = width >= WIDTH
         line += Text.assemble((f"{name:>9} " if wide else f"{name} ", "dim"), f"{cell:<13}" if wide else f"{cell}  ")
+    line.rstrip()
     return _cut(line, width)
 
 
@@ -255,42 +249,12 @@ def _client_cells(client: ClientStats, history: History) -> dict[str, str]:
     }
 
 
+def _wrapped(text: str, style: str, width: int) -> Iterator[Text]:
+    """Yields a text in as many lines as it needs, since its end says what to do."""
+    for line in textwrap.wrap(text, width, subsequent_indent=_BELOW, break_on_hyphens=False):
+        yield Text(line, style=style)
+
+
 def _cut(line: Text, width: int) -> Text:
     line.truncate(width, overflow="ellipsis")
     return line
-
-
-_QUIT_KEYS = frozenset(b"qQ\x03\x04")
-
-
-class KeyReader:
-    """Reads single keys from the terminal on stdin inside of a `with` block. Without a terminal it only waits."""
-
-    def __init__(self) -> None:
-        self._before: list[Any] | None = None
-
-    def __enter__(self) -> Self:
-        if sys.stdin.isatty():
-            self._before = termios.tcgetattr(sys.stdin)
-            tty.setcbreak(sys.stdin)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._before is not None:
-            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
-
-    def quits_within(self, seconds: float) -> bool:
-        """Waits for this time. Returns whether the user quit."""
-        deadline = clock.Deadline(seconds)
-        while left := deadline.left:
-            if self._before is None:
-                clock.sleep(left)
-            elif select.select([sys.stdin], [], [], left)[0] and self._is_quit_pressed():
-                return True
-        return False
-
-    def _is_quit_pressed(self) -> bool:
-        pressed = os.read(sys.stdin.fileno(), 64)
-        return not pressed or not _QUIT_KEYS.isdisjoint(pressed)

@@ -13,6 +13,7 @@ from rich.console import Console
 from fake_snapshots import client, history, snapshot
 from pagetier.daemon.cli.top.history import History
 from pagetier.daemon.cli.top.screen import ASCII, UNICODE, Charset, ScreenContext, charset_for, screen
+from pagetier.daemon.stats.snapshot import Tiers
 from pagetier.shm.exit_codes import Exit
 from running_daemon import RunningDaemon, namespace
 from terminal import LiveTerminal, pagetier_on_terminal
@@ -33,6 +34,17 @@ def test_a_client_without_a_pid_is_named_by_slot_and_user() -> None:
     seen = msgspec.structs.replace(snapshot(), clients=(client(pid=0, many=1000, name=name),))
     (row,) = (line for line in drawn(history((0.0, seen))) if "vllm" in line)
     assert row.startswith("user 1000: vllm wo") and row[20:].split()[0:2] == ["slot", "0"], row
+
+
+def test_advice_is_not_cut() -> None:
+    memory = msgspec.structs.replace(snapshot().tiers.memory, pages=1000, bytes=1000 * 2**15, used=1000 * 2**20)
+    disk = msgspec.structs.replace(snapshot().disk, trouble="no space is left on the device " * 5 + "free some")
+    seen = msgspec.structs.replace(snapshot(), tiers=Tiers(memory=memory, disk=memory), disk=disk)
+    for columns in (60, 80):
+        lines = drawn(history((0.0, seen)), columns=columns)
+        assert max(map(len, lines)) <= columns
+        text = " ".join(" ".join(lines).split())
+        assert seen.frame_advice and seen.frame_advice in text and "free some" in text
 
 
 def test_without_a_terminal_it_prints_once(daemon: RunningDaemon) -> None:
