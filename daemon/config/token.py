@@ -22,7 +22,10 @@ def read_token(path: Path | None) -> str:
     """
     if path is None:
         return ""
-    text = read_text(path).strip()
+    try:
+        text = read_text(path).strip()
+    except ConfigError as error:
+        raise ConfigError(f"http.token_file: {error}; {_REMEDY}") from error
     if stat.S_IMODE(os.stat(path).st_mode) & (stat.S_IRWXG | stat.S_IRWXO):  # noqa: PTH116  follows links
         raise ConfigError(f"http.token_file: {path} is open to other users: chmod 600 it")
     if not _TOKEN.fullmatch(text):
