@@ -173,4 +173,12 @@ def read_body(body: bytes, kind: type[_B]) -> _B:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise HttpError(HTTPStatus.BAD_REQUEST, f"the body is not valid: {error}") from error
+        raise HttpError(HTTPStatus.BAD_REQUEST, f"the body is not valid: {error}{_choices(kind, error)}") from error
+
+
+def _choices(kind: type[PagesBody], error: Exception) -> str:
+    """Returns the valid values of the field that an error names, if it has a fixed set of them; else ""."""
+    for field in msgspec.structs.fields(kind):
+        if isinstance(field.type, type) and issubclass(field.type, Enum) and str(error).endswith(f"`$.{field.name}`"):
+            return f": one of {', '.join(each.value for each in field.type)}"
+    return ""

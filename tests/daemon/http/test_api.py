@@ -135,6 +135,11 @@ def test_there_is_a_name_for_every_hint() -> None:
     assert {name.kind for name in HintName} == set(HintKind) - {HintKind.NONE}
 
 
+def test_an_unknown_hint_is_answered_with_those_there_are(client: Client, place: Path) -> None:
+    status, answer = call(place, "POST", "/v1/hint", named(KEYS) | {"hint": "keeep"})
+    assert status == 400 and all(name.value in answer["error"] for name in HintName)
+
+
 def test_a_hint_without_effect_is_a_conflict(tmp_path: Path) -> None:
     place = tmp_path / "http.sock"
     flags = ("--http-listen", str(place), "--evict-policy", "lru")
