@@ -118,6 +118,8 @@ class LiveSettings:
             raise ConfigError(f"{', '.join(wrong)}: cannot be resized; only {', '.join(RESIZABLE)} can")
         if self.config.disk.size and _is_zero(texts.get("disk.size", "")):
             raise ConfigError(f"disk.size: {_WITH_A_RESTART}")
+        if not self.config.disk.size and "disk.size" in texts:
+            raise ConfigError(f"disk.size: {_WITH_A_RESTART}")
         wanted = with_changes(self.config, texts, "resize")
         if wanted.disk.size != self.config.disk.size and not _changes_at_once("disk.size", self.config, wanted):
             raise ConfigError(f"disk.size: {_WITH_A_RESTART}")
@@ -140,7 +142,7 @@ class LiveSettings:
         asked = value_of(self._asked, field)
         if asked == value_of(self.config, field):
             return location
-        return f"an earlier start; {field.setting.show(asked) or '(none)'} after a restart ({location})"
+        return f"the start of this daemon; {field.setting.show(asked) or '(none)'} after a restart ({location})"
 
 
 def _as_changed(field: Field, config: Config, notes: Mapping[str, str]) -> str:

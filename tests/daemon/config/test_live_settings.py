@@ -102,7 +102,7 @@ def test_an_invalid_resize_changes_nothing(texts: dict[str, str], words: str) ->
 
 
 def test_a_missing_disk_tier_cannot_be_resized() -> None:
-    with pytest.raises(ConfigError, match=r"disk.size = 1GiB .* needs a folder"):
+    with pytest.raises(ConfigError, match=r"disk.size: only a restart"):
         LiveSettings(Config()).resize({"disk.size": "1GiB"})
 
 
