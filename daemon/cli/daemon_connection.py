@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
 from pagetier.daemon.config.cli_options import NonEmptyPath
+from pagetier.daemon.host.peer_credentials import Rights
 from pagetier.shm._core import Observer, ShmError
 from pagetier.shm.daemon_link import Link, LinkError, RefusedError
 from pagetier.shm.exit_codes import Exit
@@ -20,10 +21,12 @@ from pagetier.shm.units import parse_duration
 
 _GREETING_S = 5.0
 _ANSWER_S = 60.0
-_SHUT = (
-    "this user may not open the daemon's socket; to allow it, list the user in access.watch_users or its group in"
-    ' access.watch_groups, and set access.socket_mode = "0666"'
-)
+_OPEN = 'and set access.socket_mode = "0666"'
+_REMEDIES: Final[Mapping[Rights, str]] = {
+    Rights.WATCH: f"to allow it, list the user in access.watch_users or its group in access.watch_groups, {_OPEN}",
+    Rights.ATTACH: f"to allow this command, list the user in access.users or its group in access.groups, {_OPEN}",
+    Rights.MANAGE: "run this command as root or as the daemon's own user: no setting allows it to others",
+}
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Answer = TypeVar("_Answer", bound=Answer)
 
@@ -78,30 +81,49 @@ class Daemon:
 
 
 @contextmanager
-def daemon_at(path: Path) -> Iterator[Daemon]:
-    """Yields the daemon that listens at `path`. Raises Unreachable."""
-    link, observer, extras = _connect(path)
+def daemon_at(path: Path, needs: Rights = Rights.WATCH) -> Iterator[Daemon]:
+    """Yields the daemon that listens at a path.
+
+    Args:
+        path: The path of its control socket.
+        needs: The right that the command needs: if the socket is closed to this user, the error says what grants it.
+
+    Yields:
+        The daemon.
+
+    Raises:
+        Unreachable: No daemon answers.
+    """
+    link, observer, extras = _connect(path, needs)
     try:
         yield Daemon(path, link, observer, extras)
     finally:
         link.close()
 
 
-def _connect(path: Path) -> tuple[Link, Observer, tuple[str, ...]]:
+def _connect(path: Path, needs: Rights) -> tuple[Link, Observer, tuple[str, ...]]:
     try:
         link = Link(path, _GREETING_S)
     except RefusedError as error:
         raise Unreachable(str(error)) from error
     except LinkError as error:
-        if isinstance(error.__cause__, PermissionError):
-            raise Unreachable(f"{error}: {_SHUT}") from error
-        raise Unreachable(f"no daemon: {error}; start pagetierd, or name its socket with --socket") from error
+        raise Unreachable(_why_none(path, error, needs)) from error
     try:
         greeting = link.greet(Observe(BUILD), _GREETING_S)
         return link, observe_and_close(greeting.descriptors), greeting.welcome.extras
     except (LinkError, ShmError, OSError) as error:
         link.close()
         raise _unreachable(path, str(error)) from error
+
+
+def _why_none(path: Path, error: LinkError, needs: Rights) -> str:
+    """Returns why no daemon could be reached, and what to do."""
+    if isinstance(error.__cause__, PermissionError):
+        return f"{error}: this user may not open the daemon's socket; {_REMEDIES[needs]}"
+    if path.exists() and not path.is_socket():
+        return f"{path} is not a socket: name the socket of pagetierd with --socket"
+    ended = f": the daemon of {path} has ended" if path.exists() else f": {error}"
+    return f"no daemon{ended}; start pagetierd, or name its socket with --socket"
 
 
 def _unreachable(path: Path, why: str) -> Unreachable:

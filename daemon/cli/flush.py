@@ -16,6 +16,7 @@ from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_opti
 from pagetier.daemon.cli.pages import keys_file_option, keys_in
 from pagetier.daemon.common.namespaces import means
 from pagetier.daemon.common.progress import Progress, progress_for_people
+from pagetier.daemon.host.peer_credentials import Rights
 from pagetier.daemon.stats.snapshot import NamespaceStats
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm import clock
@@ -142,7 +143,7 @@ def flush(**options: Any) -> None:
     wanted = FlushArguments(**options)
     _check(wanted)
     keys = b"" if wanted.file is None else keys_in(wanted.file)
-    with daemon_at(wanted.socket) as daemon:
+    with daemon_at(wanted.socket, Rights.ATTACH) as daemon:
         if wanted.to_disk:
             save(daemon)
             return

@@ -10,7 +10,7 @@ import msgspec
 
 from pagetier.daemon.cli.daemon_connection import daemon_at, socket_option
 from pagetier.daemon.cli.pages import named_pages, pages_options
-from pagetier.daemon.stats.page_lookup import look_up
+from pagetier.daemon.stats.page_lookup import look_up, lookup_note
 from pagetier.shm.units import counted
 
 
@@ -30,6 +30,9 @@ def lookup(
     with daemon_at(socket) as daemon:
         space, keys = named_pages(daemon.observer, namespace, keys_file, tokens_file)
         found = look_up(daemon.observer, keys, space.page_tokens)
+        note = lookup_note(daemon.observer, space, keys)
+    if note:
+        click.echo(f"note: {note}", err=True)
     if show:
         click.echo(msgspec.json.encode(found))
         return

@@ -117,6 +117,9 @@ def _print(
     if show:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
         return
+    if not rows:
+        click.echo("nothing is stored yet", err=True)
+        return
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     for row in (heads, *rows):
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -5,19 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Final, TypeVar
 
 import click
 import msgspec
 
+from pagetier.daemon.cli.config import config_of
 from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option
 from pagetier.daemon.cli.pages import BATCH_BYTES, keys_file_option, keys_in
 from pagetier.daemon.common.namespaces import means
+from pagetier.daemon.host.peer_credentials import Rights
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm._core import HintKind
 from pagetier.shm.protocol import HINTS, HintPages, PagesHinted
 from pagetier.shm.units import counted, format_size
 
+_LRU: Final = (
+    'with evict.policy = "lru" no page is pinned: set evict.policy = "cadence" and reload the configuration (SIGHUP)'
+)
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -69,8 +74,8 @@ def unpin(socket: Path, namespace: str | None, file: IO[bytes] | None, show: str
 
     Root and the daemon's own user unpin the pages of all users, other users only their own.
 
-    Exit codes: 0: done; 1: no such namespace, or hints have no effect (the message says which); 2: invalid usage; 3: no
-    daemon.
+    Exit codes: 0: done; 1: no such namespace, or evict.policy is "lru" (the message says which); 2: invalid usage; 3:
+    no daemon.
     """
     outcome = _send(socket, namespace, file, HintKind.UNKEEP)
     _print(outcome, show, f"{counted(outcome.applied, 'page')} not pinned now")
@@ -96,7 +101,7 @@ def _send(socket: Path, namespace: str | None, file: IO[bytes] | None, kind: Hin
     if namespace is None and file is None:
         raise click.UsageError("give --namespace, --keys-file or both")
     keys = b"" if file is None else keys_in(file)
-    with daemon_at(socket) as daemon:
+    with daemon_at(socket, Rights.ATTACH) as daemon:
         _check(daemon, namespace)
         parts = [keys[at : at + BATCH_BYTES] for at in range(0, len(keys), BATCH_BYTES)] if file is not None else [b""]
         answers = [
@@ -113,6 +118,8 @@ def _send(socket: Path, namespace: str | None, file: IO[bytes] | None, kind: Hin
 def _check(daemon: Daemon, namespace: str | None) -> None:
     if HINTS not in daemon.extras:
         raise click.ClickException("this daemon is of an earlier version, which keeps no pages: restart it")
+    if config_of(daemon).evict.policy == "lru":
+        raise click.ClickException(_LRU)
     known = take_snapshot(daemon.observer).namespaces
     if namespace is not None and not any(means(namespace, each.label, bytes.fromhex(each.digest)) for each in known):
         labels = "\n".join(f"  {each.label}" for each in known)

@@ -11,6 +11,7 @@ import msgspec
 
 from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option, timeout_option
 from pagetier.daemon.cli.pages import BATCH_BYTES, named_pages, pages_options
+from pagetier.daemon.host.peer_credentials import Rights
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import PREFETCH, Fetch, Fetched, FetchOutcome
 from pagetier.shm.units import counted
@@ -46,7 +47,7 @@ def prefetch(
     Exit codes: 0: all pages are in memory; 1: some are not (the message says why), or no such namespace; 2: invalid
     usage; 3: no daemon.
     """
-    with daemon_at(socket) as daemon:
+    with daemon_at(socket, Rights.ATTACH) as daemon:
         _, keys = named_pages(daemon.observer, namespace, keys_file, tokens_file)
         parts = list(_read(daemon, keys, timeout))
     in_memory = sum(part.outcomes.count(FetchOutcome.IN_MEMORY) for part in parts)

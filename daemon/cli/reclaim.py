@@ -8,6 +8,7 @@ import click
 
 from pagetier.daemon.cli.confirmation import confirm
 from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option
+from pagetier.daemon.host.peer_credentials import Rights
 from pagetier.daemon.stats.snapshot import Snapshot
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm.protocol import Reclaim, Reclaimed
@@ -30,7 +31,7 @@ def reclaim(slot: int, socket: Path, sure: str | None) -> None:
 
     Exit codes: 0: freed; 1: rejected with nothing changed; 2: invalid usage; 3: no daemon.
     """
-    with daemon_at(socket) as daemon:
+    with daemon_at(socket, Rights.MANAGE) as daemon:
         click.echo(_RISK.format(slot=slot, engine=_engine_in(slot, take_snapshot(daemon.observer))))
         if not sure:
             confirm("Has its process ended?", "if its process has ended")
@@ -45,8 +46,9 @@ def _free(daemon: Daemon, slot: int) -> None:
 
 
 def _engine_in(slot: int, snapshot: Snapshot) -> str:
-    """Returns the name and user of the engine in a slot."""
+    """Returns the name and user of the engine in a slot. Raises ClickException if there is none."""
     for client in snapshot.clients:
         if client.slot == slot:
             return f"{client.name} of user {client.uid}"
-    return "no engine"
+    used = ", ".join(str(client.slot) for client in snapshot.clients) or "none"
+    raise click.ClickException(f"slot {slot} has no engine, so there is nothing to free; slots in use: {used}")

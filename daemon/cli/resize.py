@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -14,6 +17,8 @@ from pagetier.daemon.config.capacity import frames_of_disk
 from pagetier.daemon.config.fields import fields
 from pagetier.daemon.config.live_settings import Changes, LiveSettings
 from pagetier.daemon.config.loader import ConfigError, with_changes
+from pagetier.daemon.config.validation import beyond_its_disk
+from pagetier.daemon.host.peer_credentials import Rights
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm.protocol import Resize, Resized
 from pagetier.shm.units import counted, format_size
@@ -54,9 +59,11 @@ def resize(socket: Path, sure: str | None, dry: str | None, **sizes: str | None)
     """
     wanted = {name.replace("_", ".", 1): text for name, text in sizes.items() if text is not None}
     _require_one(wanted)
-    with daemon_at(socket) as daemon:
+    with daemon_at(socket, Rights.MANAGE) as daemon:
         planned = _planned(daemon, wanted)
         loss = _disk_loss(daemon, wanted.get("disk.size"))
+        for warning in _too_large(daemon, wanted):
+            click.echo(f"warning: {warning}", err=True)
         click.echo(loss, nl=bool(loss))
         if dry:
             click.echo("\n".join(planned.done) or "nothing would change")
@@ -92,6 +99,14 @@ def _disk_loss(daemon: Daemon, size: str | None) -> str:
     return (
         f"about {counted(pages, 'page')} of {disk.pages:,} will leave the disk: {size} has room for {format_size(room)}"
     )
+
+
+def _too_large(daemon: Daemon, wanted: dict[str, str]) -> Iterator[str]:
+    """Yields a warning for each device that is larger than its file system, as far as this user can see that."""
+    for device in with_changes(config_of(daemon), wanted, "resize").disk.devices if "disk.size" in wanted else ():
+        with suppress(OSError):
+            stat = os.statvfs(device.path)
+            yield from filter(None, [beyond_its_disk(device, stat.f_blocks * stat.f_frsize)])
 
 
 def _resize(daemon: Daemon, wanted: dict[str, str]) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from pagetier.daemon.common.namespaces import means
-from pagetier.shm._core import NamespaceRecord, Observer, TierFlag
+from pagetier.shm._core import KEY_BYTES, NamespaceRecord, Observer, TierFlag
 
 _MEMORY: Final = int(TierFlag.MEMORY)
 _TOKEN_BYTES: Final = 4
@@ -64,6 +64,21 @@ def found_pages(tiers: bytes, page_tokens: int) -> FoundPages:
         disk=sum(bool(each & TierFlag.DISK) for each in tiers),
         disk_only=len(tiers) - tiers.count(0) - memory,
     )
+
+
+def lookup_note(observer: Observer, space: NamespaceRecord, keys: bytes) -> str:
+    """Returns why no page was found, or found in another namespace; "" if there is nothing to say.
+
+    A page that is found is looked for among those of each namespace, which walks the index.
+    """
+    if not keys:
+        return f"there is no full page: a page of {space.name} has {space.page_tokens} tokens"
+    at = next((at for at, tier in enumerate(observer.locate(keys)) if tier), None)
+    if at is None:
+        return f"no page has these keys: are they of another namespace than {space.name}, or of an engine such as vLLM?"
+    key = keys[at * KEY_BYTES : (at + 1) * KEY_BYTES]
+    owner = next((each for each in (space, *observer.spaces()) if key in observer.pages(each.number)), space)
+    return "" if owner.number == space.number else f"these pages are of the namespace {owner.name}, not {space.name}"
 
 
 def namespace_named(spaces: Sequence[NamespaceRecord], wanted: str) -> NamespaceRecord:

@@ -87,7 +87,18 @@ def test_a_socket_that_the_user_may_not_open_says_how_to_allow_it(daemon: Runnin
     imports = "import pagetier.daemon.cli.stats; from pagetier.daemon.cli import main"
     code, output = output_as(NOBODY, imports, "main()", "stats", "--socket", str(daemon.socket))
     assert (code, "start pagetierd" in output) == (3, False)
-    assert "may not open the daemon's socket; to allow it, list the user in access.watch_users or" in output
+    assert "access.watch_users" in output
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("words", "remedy"), [("flush --all --yes", "access.users"), ("resize --evict-high 0.5", "as root")]
+)
+def test_a_closed_socket_names_what_allows_the_command(daemon: RunningDaemon, words: str, remedy: str) -> None:
+    Path(daemon.folder.name).chmod(0o755)
+    imports = "import pagetier.daemon.cli.flush, pagetier.daemon.cli.resize; from pagetier.daemon.cli import main"
+    code, output = output_as(NOBODY, imports, "main()", *words.split(), "--socket", str(daemon.socket))
+    assert (code, remedy in output, "access.watch_users" in output) == (3, True, False)
 
 
 def test_a_pipe_whose_reader_left_ends_the_command_silently(daemon: RunningDaemon) -> None:

@@ -87,9 +87,8 @@ def _check_as_it_runs(config: Config, host: Host) -> Iterator[Result]:
             config = config_of(daemon)
         yield ok("configuration", f"checked with the settings of the running daemon{_file_hint(host)}")
     except (Unreachable, Refused, ConfigError):
-        yield ok(
-            "configuration", f"no daemon answers: checked with the defaults and PAGETIER_* variables{_file_hint(host)}"
-        )
+        given = f"checked with the defaults and PAGETIER_* variables{_file_hint(host)}"
+        yield ok("configuration", f"no daemon gave its settings (see daemon below): {given}")
     yield from _check(config, host)
 
 

@@ -58,7 +58,7 @@ def check_socket(path: Path, access: AccessOptions) -> Iterator[Result]:
     if not stat.S_ISSOCK(found.st_mode):
         yield problem("socket", f"{path} is not a socket: remove it, or set another socket")
     elif not os.access(path, os.W_OK):
-        yield problem("socket", f"{whose}: this user may not open it, see access.users and access.socket_mode")
+        yield problem("socket", f"{whose}: this user may not open it (see daemon below)")
     elif trouble := locked_out(found, access):
         yield warning("socket", trouble)
     elif access.authorize_by == "socket" and found.st_mode & stat.S_IWOTH and path.parent.stat().st_mode & stat.S_IXOTH:
@@ -189,7 +189,8 @@ def _leftovers_of(left: list[FoundSegments]) -> Iterator[Result]:
     names = " ".join(shlex.quote(found.name) for found in left)
     release = f"for name in {names}; do pagetierd --name $name --release-memory; done"
     found = f"{len(left)} segments of user {user} without a daemon, {nbytes}"
-    yield warning("leftovers", f"{found}; to release them: {release}")
+    heirs = "the next daemon of each name takes its pages over"
+    yield warning("leftovers", f"{found}; {heirs}; names without one are released by: {release}")
 
 
 def _leftover(found: FoundSegments) -> str:

@@ -13,12 +13,14 @@ from pagetier.daemon.cli.tables import synced
 from pagetier.daemon.config.capacity import device_capacity_text
 from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.config.schema import Config
+from pagetier.daemon.config_check import existing_folder, folder_flaw
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.mounts import VOLATILE, mount_of
 from pagetier.daemon.stats.snapshot import Snapshot
 from pagetier.daemon.status.disk_report import DeviceReport, DiskReport, Standing
 from pagetier.daemon.status.phase import Phase
 from pagetier.shm.units import counted, format_size, spell_size
+from pagetier.tiers.capacity import fits_a_frame
 
 _UNITS = "etc/systemd/system"
 
@@ -79,7 +81,7 @@ def check_disk(config: Config, host: Host, snapshot: Snapshot | None) -> Iterato
     for device in config.disk.devices:
         report = reports.get(str(device.path))
         if report is None or report.standing is not Standing.OPEN:  # an open device proves that its daemon may write
-            yield _folder(device.path)
+            yield _folder(device.path, host)
     yield from check_service_may_write(config, host)
     for device in config.disk.devices:
         report = reports.get(str(device.path))
@@ -96,17 +98,17 @@ def _standing_of(snapshot: Snapshot) -> Iterator[Result]:
         yield from _standing(snapshot.disk)
 
 
-def _folder(path: Path) -> Result:
-    there = next(folder for folder in (path, *path.parents) if folder.exists())
-    if not there.is_dir():
-        return problem("disk folder", f"{there} is not a folder: set another disk.path")
+def _folder(path: Path, host: Host) -> Result:
+    there = existing_folder(path)
+    if flaw := folder_flaw(path, host):
+        return problem("disk folder", f"{flaw}: set another disk.path")
     if not os.access(there, os.W_OK | os.X_OK):
         return problem("disk folder", f"this user cannot write to {there}: chown it, or set another disk.path")
     return ok("disk folder", f"{path}{'' if there == path else ' does not exist yet: pagetierd creates it'}")
 
 
 def _file_system(path: Path, host: Host) -> Result:
-    there = next(folder for folder in (path, *path.parents) if folder.exists()).resolve()
+    there = existing_folder(path).resolve()
     mount = mount_of(there, host.mounts())
     kind = mount.kind if mount is not None else "?"
     if kind in VOLATILE:
@@ -127,7 +129,7 @@ def _space(path: Path, report: DeviceReport | None, host: Host) -> _Space:
     """Returns what a worker has measured at one moment; without one, what is seen here."""
     if report is not None and report.standing is Standing.OPEN and report.disk_total:
         return _Space(report.disk_free, report.file_bytes)
-    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    there = existing_folder(path)
     stat = host.statvfs(there)
     reported = report.file_bytes if report is not None else 0  # this user may not be allowed to look
     return _Space(stat.f_bavail * stat.f_frsize, max(_taken(path), reported))
@@ -141,9 +143,14 @@ def _room(device: DeviceOptions, frame: int, space: _Space) -> Result:
             f"{format_size(free)} free; {format_size(in_use)} of {format_size(size)} are in use already;"
             f" {device_capacity_text(device, frame)}",
         )
-    fits = f'disk.size = "{spell_size((free + in_use) // 2**20 * 2**20)}" would fit'
     needed = f"{format_size(free)} free, but {format_size(size - in_use)} more are needed"
-    return problem("disk room", f"{path}: {needed}: {fits}")
+    return problem("disk room", f"{path}: {needed}: {_offer(device, frame, (free + in_use) // 2**20 * 2**20)}")
+
+
+def _offer(device: DeviceOptions, frame: int, size: int) -> str:
+    if not fits_a_frame(device.store, size, device.environments, frame):
+        return "no disk tier fits: free some space, or set another disk.path"
+    return f'disk.size = "{spell_size(size)}" would fit'
 
 
 def _taken(path: Path) -> int:

@@ -19,7 +19,7 @@ from memory_cgroup import limited
 from other_users import NOBODY, as_root, output_as
 from pagetier.daemon.cli import main
 from pagetier.daemon.cli.daemon_connection import daemon_at
-from pagetier.daemon.cli.doctor import host_checks
+from pagetier.daemon.cli.doctor import daemon_checks, host_checks
 from pagetier.daemon.cli.doctor.daemon_checks import check_daemon, check_folder, check_socket
 from pagetier.daemon.cli.doctor.disk_checks import check_disk, check_service_may_write
 from pagetier.daemon.cli.doctor.host_checks import (
@@ -38,6 +38,7 @@ from pagetier.daemon.status.disk_report import DiskReport
 from pagetier.daemon.status.huge_page_report import HugePageReport
 from pagetier.daemon.status.phase import Phase
 from pagetier.shm.exit_codes import Exit
+from pagetier.shm.segment_files import survey
 from refused_starts import fill
 from running_daemon import RunningDaemon, namespace
 from terminal import pagetier_on_terminal
@@ -111,6 +112,25 @@ def test_segments_without_a_daemon_are_a_warning() -> None:
         assert "the next daemon of that name takes them over" in result.output
         assert f"pagetierd --name {daemon.name} --release-memory, as that user or root, releases them" in result.output
         daemon.start()
+
+
+def test_leftovers_in_one_line_name_who_takes_them_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunningDaemon() as daemon:
+        daemon.kill()
+        found = next(each for each in survey() if each.name == daemon.name)
+        monkeypatch.setattr(daemon_checks, "survey", lambda: [found] * 4)
+        (result,) = daemon_checks.check_leftovers()
+        assert result.text.index("next daemon of each name") < result.text.index("--release-memory")
+        daemon.start()
+
+
+@pytest.mark.parametrize(("free", "offered"), [(0, "set another disk.path"), (64, 'disk.size = "64MiB"')])
+def test_a_file_system_without_room_for_a_tier_is_offered_no_size(free: int, offered: str, tmp_path: Path) -> None:
+    mib = 1 << 20
+    host = Host(statvfs=lambda _: os.statvfs_result((mib, mib, 512, free, free, 0, 0, 0, 0, 255)))
+    config = Config(disk=DiskOptions(path=(tmp_path,), size=(1 << 30,)))
+    (room,) = (each.text for each in check_disk(config, host, None) if each.what == "disk room")
+    assert offered in room
 
 
 def test_a_restart_that_would_fail_is_a_warning(tmp_path: Path) -> None:

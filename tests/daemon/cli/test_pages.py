@@ -55,6 +55,29 @@ def test_pages_are_looked_up_and_read_ahead(daemon: DiskDaemon, client: Client, 
         assert len(match) == 6
 
 
+def test_a_lookup_of_keys_of_another_namespace_or_engine_says_so(
+    daemon: DiskDaemon, client: Client, tmp_path: Path
+) -> None:
+    labels = {space.digest: space.label for space in daemon.snapshot().namespaces}
+    absent = SPACE.keys(range(1 << 20, (1 << 20) + 16))
+    file = tmp_path / "keys"
+    for keys, named in ((KEYS, SPACE), (absent, OTHER)):
+        file.write_text("\n".join(key.hex() for key in keys))
+        done = daemon.pagetier("lookup", "--namespace", OTHER.digest.hex(), "--keys-file", str(file))
+        assert done.exit_code == 0 and labels[named.digest.hex()] in done.stderr
+    own = daemon.pagetier("lookup", "--namespace", SPACE.digest.hex(), "--keys-file", str(file))
+    assert "another namespace" in own.stderr
+    file.write_text("\n".join(key.hex() for key in KEYS))
+    assert not daemon.pagetier("lookup", "--namespace", SPACE.digest.hex(), "--keys-file", str(file)).stderr
+
+
+def test_a_lookup_of_less_than_a_page_names_its_tokens(daemon: DiskDaemon, client: Client, tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("[1, 2]")
+    done = daemon.pagetier("lookup", "--namespace", SPACE.digest.hex(), "--tokens-file", str(file))
+    assert f"{SPACE.page_tokens} tokens" in done.stderr
+
+
 @pytest.mark.parametrize(
     "words",
     [

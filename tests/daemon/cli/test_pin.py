@@ -87,7 +87,8 @@ def test_invalid_usage(daemon: RunningDaemon, tmp_path: Path) -> None:
 def test_with_lru_nothing_is_pinned(file: Path) -> None:
     with RunningDaemon("16MiB", "64KiB", "--evict-policy", "lru") as daemon:
         done = daemon.pagetier("pin", "--keys-file", str(file))
-        assert done.exit_code == Exit.WRONG and "evict.policy = lru" in done.output
+        assert daemon.pagetier("unpin", "--keys-file", str(file)).exit_code == Exit.WRONG
+        assert done.exit_code == Exit.WRONG and 'evict.policy = "cadence"' in done.output
 
 
 def test_a_daemon_of_an_earlier_version_is_not_asked() -> None:
