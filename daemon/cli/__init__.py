@@ -56,7 +56,7 @@ COMMANDS: Final[Mapping[str, CommandEntry]] = {
     "stats": CommandEntry(f"{__name__}.stats", "Show the contents of the cache and how it is used"),
     "top": CommandEntry(f"{__name__}.top", "Watch the cache: tiers, hit rates, throughput, engines and evictions"),
     "unit": CommandEntry(
-        f"{__name__}.unit", "Print or install the systemd units, the system user and an example configuration"
+        f"{__name__}.unit", "Print, install or remove the systemd units, the system user and an example configuration"
     ),
     "unpin": CommandEntry(f"{__name__}.pin", "Let pages leave memory again that `pagetier pin` or an engine keeps"),
     "wait": CommandEntry(f"{__name__}.wait", "Wait until engines can attach to the daemon"),

@@ -1,39 +1,32 @@
-"""`pagetier unit`: prints and installs the systemd units of the installed package."""
+"""`pagetier unit`: prints, installs and removes the systemd units of the installed package."""
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
-import os
 import re
-import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
-import msgspec
 
+from pagetier.daemon.cli import unit_removal
+from pagetier.daemon.cli.confirmation import confirm
+from pagetier.daemon.cli.unit_files import (
+    UnitFile,
+    addresses_file,
+    described,
+    exists,
+    installable_files,
+    installed_program,
+    is_unmodified,
+    marked,
+    metrics_drop_in,
+    write_whole,
+)
 from pagetier.daemon.host.folders import make_folders
-
-
-def write_whole(path: Path, content: bytes, mode: int) -> None:
-    """Replaces a file or link as a whole. Raises OSError, which leaves the previous file in place."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    beside = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fchmod(handle, mode)
-            os.fsync(handle)
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-
+from pagetier.shm.exit_codes import Exit
 
 # 31 characters are the most for a user's name, and "pagetier-" takes 9 of them.
 _NAME = re.compile("[a-z][a-z0-9_-]{0,21}")
@@ -70,31 +63,12 @@ def remote_addresses(ctx: click.Context, param: click.Parameter, value: tuple[st
 
 
 _NAMED_ADDRESSES = ("any", "localhost", "link-local", "multicast")
-_FILES = Path(__file__).resolve().parents[2] / "systemd"
-_SHIPPED = "shipped.sha256"  # the checksums of the units of all versions
-_UNITS = Path("etc/systemd/system")
-_SANDBOX = "10-sandbox.conf"
-_METRICS = "metrics-on-localhost.conf"
-_REMOTE_NETWORK = "remote-network.conf"
-_REMOTE_ADDRESSES = "remote-addresses.conf"
-_PROGRAM = b"/usr/bin/pagetierd"
-_ANY_PROGRAM = re.compile(rb"/\S*/pagetierd(?= --config )")
-_PYTHON = b"/usr/bin/python3"
-_ANY_PYTHON = re.compile(rb"/\S*/python[0-9.]*(?= -m pagetier)")
 _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
-
-
-class UnitFile(msgspec.Struct, frozen=True):
-    """A file to install. keep: The administrator owns it once it exists."""
-
-    place: Path
-    content: bytes
-    keep: bool = False
 
 
 @click.group()
 def unit() -> None:
-    """Print or install the systemd units, the system user and an example configuration."""
+    """Print, install or remove the systemd units, the system user and an example configuration."""
 
 
 _with_metrics = click.option(
@@ -118,7 +92,7 @@ _with_remote = click.option(
 @_with_remote
 def print_units(tenant: str | None, metrics: bool, addresses: tuple[str, ...]) -> None:  # noqa: FBT001  click calls it so
     """Print the files and their locations; changes nothing."""
-    for file in _files(_program(), tenant, addresses, metrics=metrics):
+    for file in installable_files(tenant, addresses, metrics=metrics):
         click.echo(f"# ---- {file.place}\n{file.content.decode()}")
 
 
@@ -146,12 +120,11 @@ def install(
 
     Exit codes: 0: installed; 1: a file could not be written, or was modified.
     """
-    program = _program()
-    metrics = metrics or (root / _drop_in(tenant)).exists()  # an installed one must be of the same version
+    metrics = metrics or (root / metrics_drop_in(tenant)).exists()  # an installed one must be of the same version
     addresses = addresses or _installed_addresses(root, tenant)
-    files = list(_files(program, tenant, addresses, metrics=metrics))
+    files = list(installable_files(tenant, addresses, metrics=metrics))
     changed = [file for file in files if not _install_file(root, file, replace=replace)]
-    for warning in (*_warnings(program), *_unreadable(root, files)):
+    for warning in (*_warnings(installed_program()), *_unreadable(root, files)):
         click.echo(f"warning: {warning}", err=True)
     _require_none(root, changed)
     name = f"pagetierd@{tenant}" if tenant else "pagetierd"
@@ -161,71 +134,14 @@ def install(
 
 def _require_none(root: Path, modified: Sequence[UnitFile]) -> None:
     if modified:
-        names = ", ".join(_described(root, file) for file in modified)
+        names = ", ".join(described(root, file) for file in modified)
         advice = "put changes into a drop-in (systemctl edit), then --force replaces them"
         raise click.ClickException(f"modified, so not replaced: {names}; {advice}")
 
 
 def _installed_addresses(root: Path, tenant: str | None) -> tuple[str, ...]:
     """Returns any address if the unit of the fleet's worker is installed: it must be of the same version."""
-    return ("localhost",) if (root / _addresses_file(tenant)).exists() else ()
-
-
-def _addresses_file(tenant: str | None) -> Path:
-    return _UNITS / f"pagetierd-remote{f'@{tenant}' if tenant else ''}.service.d" / "30-addresses.conf"
-
-
-def _remote_files(tenant: str | None, addresses: tuple[str, ...]) -> Iterator[UnitFile]:
-    at = "@" if tenant else ""
-    unit = f"pagetierd-remote{at}.service"
-    yield UnitFile(_UNITS / unit, _content(unit).replace(_PYTHON, os.fsencode(sys.executable)))
-    yield UnitFile(_UNITS / f"{unit}.d" / "20-network.conf", _content(_REMOTE_NETWORK))
-    allowed = _content(_REMOTE_ADDRESSES).replace(b"=ADDRESSES", f"={' '.join(addresses)}".encode())
-    yield UnitFile(_addresses_file(tenant), allowed, keep=True)
-
-
-def _files(program: str, tenant: str | None, addresses: tuple[str, ...], *, metrics: bool) -> Iterator[UnitFile]:
-    at = "@" if tenant else ""
-    for name in (f"pagetierd{at}.service", f"pagetierd-memory{at}.service", f"pagetierd-release-memory{at}.service"):
-        yield UnitFile(_UNITS / name, _content(name).replace(_PROGRAM, os.fsencode(program)))
-    for folder in (f"pagetierd{at}.service.d", f"pagetierd-{at}.service.d"):  # the second one is that of the other two
-        yield UnitFile(_UNITS / folder / _SANDBOX, _content(_SANDBOX))
-    if metrics:
-        yield UnitFile(_drop_in(tenant), _content(_METRICS))
-    if addresses:
-        yield from _remote_files(tenant, addresses)
-    yield from _tenant_files(tenant) if tenant else _default_files()
-
-
-def _default_files() -> Iterator[UnitFile]:
-    yield UnitFile(Path("etc/sysusers.d/pagetier.conf"), _content("pagetier.sysusers.conf"), keep=True)
-    yield UnitFile(Path("etc/pagetier/pagetierd.toml"), _content("pagetierd.toml"), keep=True)
-
-
-def _tenant_files(tenant: str) -> Iterator[UnitFile]:
-    places = {
-        "tenant.sysusers.conf": f"etc/sysusers.d/pagetier-{tenant}.conf",
-        "tenant.toml": f"etc/pagetier/{tenant}.toml",
-    }
-    for name, place in places.items():
-        yield UnitFile(Path(place), _content(name).replace(b"TENANT", tenant.encode()), keep=True)
-
-
-def _drop_in(tenant: str | None) -> Path:
-    return _UNITS / (f"pagetierd@{tenant}.service.d" if tenant else "pagetierd.service.d") / _METRICS
-
-
-def _content(name: str) -> bytes:
-    try:
-        return (_FILES / name).read_bytes()
-    except OSError as error:
-        raise click.ClickException(f"this installation lacks {_FILES / name}: {error.strerror}") from error
-
-
-def _program() -> str:
-    """Returns the path of this installation's `pagetierd`."""
-    beside = Path(sys.executable).with_name("pagetierd")
-    return str(beside) if beside.exists() else shutil.which("pagetierd") or _PROGRAM.decode()
+    return ("localhost",) if (root / addresses_file(tenant)).exists() else ()
 
 
 def _install_file(root: Path, file: UnitFile, *, replace: bool) -> bool:
@@ -233,36 +149,42 @@ def _install_file(root: Path, file: UnitFile, *, replace: bool) -> bool:
     path = root / file.place
     try:
         there = path.read_bytes() if path.is_file() else b""
-        if there == file.content or (file.keep and _exists(path)):
+        if there == marked(file.content) or (file.keep and exists(path)):
             return True
-        if _exists(path) and not (replace or _is_shipped(path, there)):
+        if exists(path) and not (replace or is_unmodified(path, there)):
             return False
         make_folders(path.parent)
-        write_whole(path, file.content, 0o644)
+        write_whole(path, marked(file.content), 0o644)
     except OSError as error:
         raise click.ClickException(f"{path}: {error.strerror}") from error
     click.echo(f"installed {path}")
     return True
 
 
-def _exists(path: Path) -> bool:
-    """Returns whether the path exists, including as a dangling link."""
-    return path.is_symlink() or path.exists()
+@unit.command(short_help="Remove the installed files; modified ones stay.")
+@click.option(
+    "--root", type=click.Path(path_type=Path), default=Path("/"), help="Remove under this folder. [default: /]"
+)
+@click.option("--tenant", callback=tenant_name, metavar="NAME", help="The files of one tenant's own daemon.")
+@click.option("--purge", is_flag=True, help="Also remove the folders of the disk tier, and the user; asks first.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def remove(root: Path, tenant: str | None, purge: bool, yes: bool) -> None:  # noqa: FBT001  click calls it so
+    """Remove what `pagetier unit install` has installed; the service must be stopped and disabled.
 
+    Files that were modified are named and stay. With --purge, the folders that the configuration names in disk.path and
+    /var/lib/pagetier follow, if they contain files of the disk tier only, and then the user and group of the service.
 
-def _is_shipped(path: Path, there: bytes) -> bool:
-    """Returns whether a version of pagetier ships this file. A link was made by the administrator or by systemd.
-
-    The path of the program does not count, since each installation has its own.
+    Exit codes: 0: removed (a modified configuration stays); 1: a unit was modified, or something could not be removed.
     """
-    plain = _ANY_PYTHON.sub(_PYTHON, _ANY_PROGRAM.sub(_PROGRAM, there))
-    digest = hashlib.sha256(plain).hexdigest()
-    return not path.is_symlink() and digest in _content(_SHIPPED).decode().split()
-
-
-def _described(root: Path, file: UnitFile) -> str:
-    path = root / file.place
-    return f"{file.place} (a link to {path.readlink()})" if path.is_symlink() else str(file.place)
+    service = unit_removal.InstalledService(root, tenant)
+    service.require_stopped()
+    question = unit_removal.question_of(service) if purge else ""
+    if question and not yes:
+        confirm(question, "to remove them")
+    modified = unit_removal.remove_files(service)
+    click.echo("now: systemctl daemon-reload")
+    if (question and not unit_removal.purge(service)) or not all(file.keep for file in modified):
+        sys.exit(Exit.WRONG)
 
 
 def _warnings(program: str) -> Iterator[str]:

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from pagetier.daemon.cli import main
-from pagetier.daemon.cli import unit as unit_command
+from pagetier.daemon.cli import main, unit_files
 from pagetier.daemon.config.id_ranges import IdRange
 from pagetier.daemon.config.loader import load
 
@@ -193,7 +192,7 @@ def test_printing_writes_no_file() -> None:
 
 
 def test_an_installation_without_unit_files_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(unit_command, "_FILES", tmp_path)
+    monkeypatch.setattr(unit_files, "_FILES", tmp_path)
     result = pagetier("print")
     assert result.exit_code == 1
     assert f"this installation lacks {tmp_path}/pagetierd.service" in result.output
