@@ -83,10 +83,11 @@ static void step(place *p)
     case 0:
         interfere();
         break;
-    case 1:
+    case 1: {
         act *wild_act = wild && choose_one_in(&p->choices, 2) ? engine_end_part : engine_finish_all;
         (wild ? wild_act : acts[choose(&p->choices, ACTS)])(p);
         break;
+    }
     default:
         daemon_among_others(p);
     }
