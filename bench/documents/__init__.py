@@ -1,0 +1,1 @@
+"""The tables of the documentation that are made from results files."""

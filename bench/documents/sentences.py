@@ -1,0 +1,58 @@
+"""Sentences of documents that have numbers of results files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from documents.sources import FIRST_GPU, Sources
+from race.report.cells import number
+
+SMALL_LAUNCH = [4, 2048, 8]
+"""The shape of launches that stores have by default."""
+
+
+def sentences(sources: Sources) -> Iterator[tuple[str, str]]:
+    """Yields documents and parts of sentences that they must have, with single spaces between words."""
+    yield "README.md", _idle(sources)
+    yield "README.md", _slows_decoding(sources)
+    yield "docs/benchmarks.md", _overlap(sources)
+    yield "docs/benchmarks.md", _engine_on_gpu(sources)
+    again = _value(sources, "engines-vllm-0.32", "matched_131072_again_native_over_pagetier")["against"]
+    yield "docs/benchmarks.md", f"asked again within 2 s takes {float(str(again).split()[1]):g} µs"
+
+
+def _idle(sources: Sources) -> str:
+    memory, share = (sources.tables["service"].row(begin).cell(0) for begin in ("private memory", "share of a core"))
+    return f"An idle daemon without a disk takes {memory} and {share} of a core."
+
+
+def _slows_decoding(sources: Sources) -> str:
+    store = sources.launch(SMALL_LAUNCH)["decode"]
+    load = sources.gpu("decoding_slowed_by_loads_graphs_on", FIRST_GPU)
+    return f"slow decoding by {store:.0f} to {load:.0f} % (goal 3)"
+
+
+def _overlap(sources: Sources) -> str:
+    layer, memcpy, first = (
+        100 * float(str(_value(sources, "overlap", f"overlap_lost_{name}")["value"]))
+        for name in ("by_layer", "beside_memcpy", "all_first")
+    )
+    return (
+        f"loses {layer:.0f} % over no load at all if it waits layer by layer, and {first:.0f} % if it waits for all"
+        f" layers first. Of the {layer:.0f} %, {memcpy:.0f} % are lost"
+    )
+
+
+def _engine_on_gpu(sources: Sources) -> str:
+    computed = number(sources.gpu("ttft_computed"))
+    loads = [
+        sources.gpu(f"ttft_loaded_{how}_graphs_{graphs}")
+        for how in ("all_at_once", "layer_by_layer")
+        for graphs in ("off", "on")
+    ]
+    return f"32,896 tokens take {computed} ms to compute and {min(loads):.0f} to {max(loads):.0f} ms from memory"
+
+
+def _value(sources: Sources, record: str, name: str) -> dict[str, object]:
+    results: list[dict[str, object]] = sources.record(record)["results"]
+    return next(row for row in results if row["name"] == name)
