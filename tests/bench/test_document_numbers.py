@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from documents.sentences import sentences
-from documents.sources import FOLDER, Sources
-from documents.tables import DOCUMENTS, MARK, ROOT, SECTIONS, written
+from race.documents.sentences import sentences
+from race.documents.sources import FOLDER, Sources
+from race.documents.tables import DOCUMENTS, MARK, ROOT, SECTIONS, written
 
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 NUMBER = re.compile(r"\d+(?:\.\d+)?")

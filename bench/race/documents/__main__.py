@@ -1,9 +1,9 @@
-"""`python -m documents` writes the tables of README and docs that are made from results files."""
+"""`python -m race.documents` writes the tables of README and docs that are made from results files."""
 
 from __future__ import annotations
 
-from documents.sources import Sources
-from documents.tables import DOCUMENTS, ROOT, written
+from race.documents.sources import Sources
+from race.documents.tables import DOCUMENTS, ROOT, written
 
 
 def main() -> None:

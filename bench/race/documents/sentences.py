@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from documents.sources import FIRST_GPU, Sources
+from race.documents.sources import FIRST_GPU, Sources
 from race.report.cells import number
 
 SMALL_LAUNCH = [4, 2048, 8]

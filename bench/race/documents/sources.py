@@ -13,7 +13,7 @@ from race.contestants.registry import PAGETIER
 from race.report.cells import number
 from race.results import Figures, Race, read
 
-FOLDER = Path(__file__).parents[1] / "results"
+FOLDER = Path(__file__).parents[2] / "results"
 GPU = "nvidia-h200/2026-11-27T185512.jsonl"
 FIRST_GPU = "nvidia-h200/2026-11-27T181903.jsonl"
 GRIDS = "nvidia-h200/grids-2026-11-27.jsonl"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
-from documents.sources import Sources
 from race.contestants.registry import FILES, LMCACHE, NATIVE, PAGETIER
+from race.documents.sources import Sources
 from race.report.cells import number
 from race.report.ratios import Verdict, compare
 from race.report.systems import VLLM

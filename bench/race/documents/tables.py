@@ -1,6 +1,6 @@
 """The tables that documents take from results files, by the names that stand before them in the documents.
 
-`PYTHONPATH=bench .venv/bin/python -m documents` updates them after a benchmark has run.
+`PYTHONPATH=bench .venv/bin/python -m race.documents` updates them after a benchmark has run.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 
 import msgspec
 
-from documents.readme import comparison
-from documents.sources import GPU, Sources, Table
 from race.contestants.registry import PAGETIER
+from race.documents.readme import comparison
+from race.documents.sources import GPU, Sources, Table
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DOCUMENTS = ("README.md", "docs/benchmarks.md", "docs/sizing.md")
 MARK = re.compile(r"^<!-- results: ([\w ]+) -->\n(?:(?!\||#|<!--).*\n)*(?:\|.*\n)+", re.MULTILINE)
 _LOOKUP = "matched_131072_first_native_over_pagetier"
