@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from race.documents.gpu import LAUNCHES
 from race.documents.sources import FIRST_GPU, Sources
 from race.report.cells import number
-
-SMALL_LAUNCH = [4, 2048, 8]
-"""The shape of launches that stores have by default."""
 
 
 def sentences(sources: Sources) -> Iterator[tuple[str, str]]:
@@ -17,6 +15,7 @@ def sentences(sources: Sources) -> Iterator[tuple[str, str]]:
     yield "README.md", _slows_decoding(sources)
     yield "docs/benchmarks.md", _overlap(sources)
     yield "docs/benchmarks.md", _engine_on_gpu(sources)
+    yield "docs/benchmarks.md", _reading_from_a_fleet(sources)
     again = _value(sources, "engines-vllm-0.32", "matched_131072_again_native_over_pagetier")["against"]
     yield "docs/benchmarks.md", f"asked again within 2 s takes {float(str(again).split()[1]):g} µs"
 
@@ -27,7 +26,7 @@ def _idle(sources: Sources) -> str:
 
 
 def _slows_decoding(sources: Sources) -> str:
-    store = sources.launch(SMALL_LAUNCH)["decode"]
+    store = sources.launch([*LAUNCHES.values()][-1])["decode"]
     load = sources.gpu("decoding_slowed_by_loads_graphs_on", FIRST_GPU)
     return f"slow decoding by {store:.0f} to {load:.0f} % (goal 3)"
 
@@ -51,6 +50,18 @@ def _engine_on_gpu(sources: Sources) -> str:
         for graphs in ("off", "on")
     ]
     return f"32,896 tokens take {computed} ms to compute and {min(loads):.0f} to {max(loads):.0f} ms from memory"
+
+
+def _reading_from_a_fleet(sources: Sources) -> str:
+    def seconds(kind: str) -> str:
+        names = (f"{kind}_get_{size}_mib_cpu_per_gb" for size in (2, 8, 32))
+        return " / ".join(f"{_value(sources, 'fleet', name)['value']:.1f}" for name in names)
+
+    return (
+        f"Reading takes {seconds('s3_plain')} s of the worker's CPU time for each GB from SeaweedFS (2 / 8 / 32 MiB),"
+        f" and {seconds('mooncake_plain')} s from Mooncake; with a key {seconds('s3_key')} and"
+        f" {seconds('mooncake_key')} s."
+    )
 
 
 def _value(sources: Sources, record: str, name: str) -> dict[str, object]:

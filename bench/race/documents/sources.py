@@ -87,8 +87,12 @@ class Sources:
 
     def gpu(self, name: str, run: str = GPU) -> float:
         """Returns a value of a run on a GPU, of the second one if no other is named."""
+        return float(self.gpu_line(name, run)["value"])
+
+    def gpu_line(self, name: str, run: str) -> dict[str, Any]:
+        """Returns a result of a run on a GPU."""
         lines = map(json.loads, (self._folder / run).read_text().splitlines())
-        return next(float(line["value"]) for line in lines if line.get("name") == name)
+        return next(line for line in lines if line.get("name") == name)
 
     def launch(self, grid: list[int]) -> dict[str, float]:
         """Returns what a shape of launches costs beside a store: GB/s, and per cent of decoding and of a product."""

@@ -14,13 +14,20 @@ from pathlib import Path
 import msgspec
 
 from race.contestants.registry import PAGETIER
+from race.documents import gpu
 from race.documents.readme import comparison
-from race.documents.sources import GPU, Sources, Table
+from race.documents.sources import FIRST_GPU, GPU, Sources, Table
 
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = ("README.md", "docs/benchmarks.md", "docs/sizing.md")
 MARK = re.compile(r"^<!-- results: ([\w ]+) -->\n(?:(?!\||#|<!--).*\n)*(?:\|.*\n)+", re.MULTILINE)
 _LOOKUP = "matched_131072_first_native_over_pagetier"
+QUESTIONS = {
+    "s3_question_of_1": "question for one page, SeaweedFS",
+    "mooncake_question_of_1": "question for one page, Mooncake",
+    "mooncake_question_of_256": "question for 256 pages, Mooncake; ours with the sizes",
+    "match_p99_beside_a_stopped_store": "p99 of `match` beside an engine whose fleet's store is stopped, over idle",
+}
 _SHARED = "requests_per_second_{}_percent_pagetier_over_native"
 
 Cells = Sequence[str]
@@ -87,6 +94,27 @@ def _fleet_cell(result: dict[str, object]) -> str:
     return f"{ratio if result['met'] else f'**{ratio}**'} ({ours} / {client})"
 
 
+def _questions(sources: Sources) -> Section:
+    record = sources.record("fleet")
+    by_name = {row["name"]: row for row in record["results"]}
+    rows = [[what, *_question(by_name[name])] for name, what in QUESTIONS.items()]
+    caption = f"`bench/results/fleet.json`, {record['date']}."
+    return Section(caption, [["what", "ratio", "goal", "medians"], *rows])
+
+
+def _question(result: dict[str, object]) -> Cells:
+    missed = "" if result["met"] else ", **missed**"
+    return [f"{result['value']:.2f}{missed}", str(result["goal"]).removeprefix("<= "), str(result["against"])]
+
+
+def _gpu_copies(sources: Sources) -> Section:
+    return Section(f"`make gpu`; NVIDIA H200; {FIRST_GPU[12:22]}.", list(gpu.copies(sources)))
+
+
+def _gpu_launches(sources: Sources) -> Section:
+    return Section(f"Stores on an NVIDIA H200, {FIRST_GPU[12:22]}.", list(gpu.launches(sources)))
+
+
 def _vllm(sources: Sources) -> Section:
     record = sources.record("engines-vllm-0.32")
     by_name = {row["name"]: row for row in record["results"]}
@@ -129,6 +157,9 @@ SECTIONS: dict[str, Callable[[Sources], Section]] = {
     "copies": _kept("copies"),
     "disk": _kept("disk"),
     "fleet": _fleet,
+    "questions": _questions,
+    "gpu copies": _gpu_copies,
+    "gpu launches": _gpu_launches,
     "service": _kept("service"),
     "vllm": _vllm,
     "huge pages": _huge_pages,
