@@ -21,8 +21,9 @@ def sentences(sources: Sources) -> Iterator[tuple[str, str]]:
 
 
 def _idle(sources: Sources) -> str:
-    memory, share = (sources.tables["service"].row(begin).cell(0) for begin in ("private memory", "share of a core"))
-    return f"An idle daemon without a disk takes {memory} and {share} of a core."
+    begins = ("private memory", "share of a core", "the same of README's quick start")
+    memory, share, with_disk = (sources.tables["service"].row(begin).cell(0) for begin in begins)
+    return f"An idle daemon without a disk takes {memory} and {share} of a core; with the disk below, {with_disk}."
 
 
 def _slows_decoding(sources: Sources) -> str:
