@@ -30,7 +30,9 @@ from pagetier.daemon.cli.doctor.host_checks import (
     check_shared_memory,
     check_users,
 )
+from pagetier.daemon.cli.doctor.report import write_report
 from pagetier.daemon.cli.doctor.result import Level, Result, ok, problem
+from pagetier.daemon.config.cli_options import NonEmptyPath
 from pagetier.daemon.config.loader import FILE_VARIABLE, ConfigError, load
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.host import Host
@@ -55,7 +57,13 @@ _FILE = "/etc/pagetier/pagetierd.toml"  # as the systemd units name it
     type=click.Path(readable=False, path_type=Path),
     help="The daemon's configuration file. [default: $PAGETIER_CONFIG]",
 )
-def doctor(socket: Path | None, config: Path | None) -> None:
+@click.option(
+    "--report",
+    type=NonEmptyPath(readable=False),
+    metavar="FILE",
+    help="Also write checks, versions, settings and statistics into a new FILE, for a bug report; without secrets.",
+)
+def doctor(socket: Path | None, config: Path | None, report: Path | None) -> None:
     """Check the host and the daemon; each line says ok or what to do.
 
     Changes nothing, but with a fleet writes one page of its own to the store and removes it. Run it as root or as the
@@ -66,7 +74,14 @@ def doctor(socket: Path | None, config: Path | None) -> None:
     """
     named = config is not None or FILE_VARIABLE in os.environ
     check = _check if named else _check_as_it_runs
-    levels = [_show(result) for result in check(_load(socket, config), Host())]
+    settings = _load(socket, config)
+    results = []
+    for result in check(settings, Host()):
+        _show(result)
+        results.append(result)
+    if report is not None:
+        write_report(report, results, settings)
+    levels = [result.level for result in results]
     problems, warnings = levels.count(Level.PROBLEM), levels.count(Level.WARNING)
     click.echo(f"{_number(problems, 'problem')}, {_number(warnings, 'warning')}")
     sys.exit(Exit.WRONG if problems else Exit.OK)
@@ -121,10 +136,9 @@ def _check(config: Config, host: Host) -> Iterator[Result]:
     yield from check_leftovers()
 
 
-def _show(result: Result) -> Level:
+def _show(result: Result) -> None:
     level = click.style(f"{result.level.value:<8}", fg=_COLOURS[result.level])
     click.echo(f"{level} {result.what:<{_INDENT - 10}} {_wrapped(result.text)}")
-    return result.level
 
 
 def _wrapped(text: str) -> str:
