@@ -60,7 +60,7 @@ def advise(socket: Path, show: str | None, picture: Path | None, prefill_rate: f
     """
     with daemon_at(socket) as daemon:
         config = config_of(daemon)
-        advice = read_advice(daemon.observer, config.advise.window, config.evict.policy)
+        advice = read_advice(daemon.observer, daemon.observer.spaces(), config.advise.window, config.evict.policy)
         known = daemon.observer.lookups()
     if picture is not None:
         _draw(picture, advice, known)

@@ -12,6 +12,7 @@ from pagetier.daemon.http.api import Api
 from pagetier.daemon.http.channel_messages import ReadyToServe, ServeHttp, read_daemon_message
 from pagetier.daemon.http.daemon_channel import DaemonChannel
 from pagetier.daemon.http.http_connection import HttpConnection, Response
+from pagetier.daemon.http.page.token_history import TokenHistory, keep_history, read_totals
 from pagetier.daemon.http.peers import Connections, OpenConnections
 from pagetier.daemon.server.listener import ConnectionAcceptor
 from pagetier.shm._core import Observer
@@ -72,11 +73,17 @@ async def _run(connection: socket.socket, received: _Received) -> None:
     async def render(accept: str) -> Response:
         return await _render(observer, channel, serve, accept)
 
-    api = Api(observer, channel, render)
+    async def show() -> Response:
+        return await _show(observer, channel, history)
+
+    history = TokenHistory(read_totals(observer))
+    keeping = loop.create_task(keep_history(history, observer))
+    api = Api(observer, channel, render, show)
     connections = Connections()
     for descriptor, entrance in zip(listening, serve.entrances, strict=True):
         _accept(descriptor, OpenConnections(entrance, connections), api)
     await channel.closed
+    keeping.cancel()
     finish_log()
     os._exit(0)  # whatever is under way is of no use without the daemon
 
@@ -91,6 +98,14 @@ async def _render(observer: Observer, daemon: DaemonChannel, serve: ServeHttp, a
     from pagetier.daemon.http.metrics_page import metrics_page
 
     return metrics_page(observer, numbers, accept, serve.namespaces)
+
+
+async def _show(observer: Observer, daemon: DaemonChannel, history: TokenHistory) -> Response:
+    numbers, events = await asyncio.gather(daemon.numbers(), daemon.events())
+    from pagetier.daemon.http.page.document import page, read_view
+
+    history.add(read_totals(observer))
+    return page(read_view(observer, numbers, events, history))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from pagetier.daemon.http.daemon_channel import DaemonChannel
 from pagetier.daemon.http.http_connection import HttpError, Request, Response, error_response
 from pagetier.daemon.http.located_pages import located
 from pagetier.daemon.http.openapi import description
+from pagetier.daemon.http.peers import as_bearer
 from pagetier.daemon.http.prefetches import Prefetches
 from pagetier.daemon.index.hint_requests import EVERY_USER
 from pagetier.daemon.stats.page_lookup import UnknownNamespaceError, found_pages, namespace_named
@@ -36,25 +37,47 @@ from pagetier.shm._core import KEY_BYTES, NamespaceRecord, Observer
 
 _OPEN: Final = frozenset({"/metrics", "/healthz"})
 _PREFETCH: Final = "/v1/prefetch/"
+_BEARER: Final = "Bearer"
+_BASIC: Final = 'Basic realm="pagetier: any name, the token as password"'
 
 
 class Route(NamedTuple):
-    """What answers a method and a path, and the right that it needs."""
+    """What answers a method and a path, the right that it needs, and how a port asks for the token.
+
+    HTTP Basic is only for the page. A browser sends it with each request of any other site's page, too, which must not
+    be able to change anything.
+    """
 
     needs: Rights
     answer: Callable[[Request], Awaitable[Response]]
+    challenge: str = _BEARER
 
 
 class Api:
-    """Answers requests. `render` returns the metrics for an Accept header. On the loop's thread."""
+    """Answers requests. On the loop's thread.
 
-    def __init__(self, observer: Observer, daemon: DaemonChannel, render: Callable[[str], Awaitable[Response]]) -> None:
+    Args:
+        observer: Reads the index.
+        daemon: Answers what the index does not have.
+        render: Returns the metrics for an Accept header.
+        show: Returns the page.
+    """
+
+    def __init__(
+        self,
+        observer: Observer,
+        daemon: DaemonChannel,
+        render: Callable[[str], Awaitable[Response]],
+        show: Callable[[], Awaitable[Response]],
+    ) -> None:
         self._observer = observer
         self._daemon = daemon
         self._render = render
+        self._show = show
         self._prefetches = Prefetches(observer)
         self._underway: set[asyncio.Task[None]] = set()
         self._routes: Mapping[tuple[str, str], Route] = {
+            ("GET", "/"): Route(Rights.WATCH, self._page, _BASIC),
             ("GET", "/metrics"): Route(Rights.NOTHING, self._metrics),
             ("GET", "/healthz"): Route(Rights.NOTHING, self._health),
             ("GET", "/v1/openapi.json"): Route(Rights.WATCH, self._openapi),
@@ -69,7 +92,7 @@ class Api:
         """Returns the response to a request."""
         try:
             route = self._route(request)
-            self._require(route.needs, request)
+            self._require(route, request)
             return await route.answer(request)
         except HttpError as error:
             return error_response(error)
@@ -88,16 +111,26 @@ class Api:
             raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, why, (("Allow", allowed),))
         raise HttpError(HTTPStatus.NOT_FOUND, "there is no such path: /v1/openapi.json describes those that there are")
 
-    def _require(self, needs: Rights, request: Request) -> None:
-        if needs is Rights.NOTHING:
+    def _require(self, route: Route, request: Request) -> None:
+        if route.needs is Rights.NOTHING:
             return
+        if request.method == "POST" and "origin" in request.headers:
+            raise HttpError(
+                HTTPStatus.FORBIDDEN, "a web page may not send POST requests: the header Origin came with this one"
+            )
         settings, caller = self._daemon.settings, request.peer.caller
-        if request.peer.rights(settings, request.headers.get("authorization", "")) >= needs:
+        authorization = request.headers.get("authorization", "")
+        if route.challenge is _BASIC:
+            authorization = as_bearer(authorization)
+        if request.peer.rights(settings, authorization) >= route.needs:
             return
         if caller is None:
             why = "a port needs the header `Authorization: Bearer TOKEN`, once"
-            raise HttpError(HTTPStatus.UNAUTHORIZED, why, (("WWW-Authenticate", "Bearer"),))
-        raise HttpError(HTTPStatus.FORBIDDEN, why_forbidden(caller, needs, settings.access))
+            raise HttpError(HTTPStatus.UNAUTHORIZED, why, (("WWW-Authenticate", route.challenge),))
+        raise HttpError(HTTPStatus.FORBIDDEN, why_forbidden(caller, route.needs, settings.access))
+
+    async def _page(self, request: Request) -> Response:
+        return await self._show()
 
     async def _metrics(self, request: Request) -> Response:
         return await self._render(request.headers.get("accept", ""))

@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from pagetier.daemon.config.schema import AccessOptions
+from pagetier.daemon.http.notable_events import NotableEvent
 from pagetier.daemon.metrics.numbers import DaemonNumbers
 from pagetier.shm.message_codec import decode
 from pagetier.shm.protocol import Fetch, Fetched, HintPages, PagesHinted
@@ -76,8 +77,22 @@ class Numbers(_HttpMessage, frozen=True):
     numbers: DaemonNumbers
 
 
-HttpRequest: TypeAlias = ReadyToServe | ForUser | TakeNumbers
-DaemonMessage: TypeAlias = ServeHttp | Settings | Fetched | PagesHinted | Numbers
+class TakeEvents(_HttpMessage, frozen=True):
+    """Requests the last notable events of the daemon's log."""
+
+    number: int
+
+
+class Events(_HttpMessage, frozen=True):
+    """Answers TakeEvents, the latest event first."""
+
+    number: int
+    events: tuple[NotableEvent, ...]
+
+
+HttpRequest: TypeAlias = ReadyToServe | ForUser | TakeNumbers | TakeEvents
+DaemonAnswer: TypeAlias = Fetched | PagesHinted | Numbers | Events
+DaemonMessage: TypeAlias = ServeHttp | Settings | DaemonAnswer
 _requests: Final[msgspec.msgpack.Decoder[HttpRequest]] = msgspec.msgpack.Decoder(HttpRequest)
 _messages: Final[msgspec.msgpack.Decoder[DaemonMessage]] = msgspec.msgpack.Decoder(DaemonMessage)
 

@@ -9,15 +9,20 @@ from http import HTTPStatus
 from typing import Final, TypeVar
 
 from pagetier.daemon.http.channel_messages import (
+    DaemonAnswer,
+    DaemonMessage,
+    Events,
     ForUser,
     HttpRequest,
     Numbers,
     ServeHttp,
     Settings,
+    TakeEvents,
     TakeNumbers,
     read_daemon_message,
 )
 from pagetier.daemon.http.http_connection import HttpError
+from pagetier.daemon.http.notable_events import NotableEvent
 from pagetier.daemon.metrics.numbers import DaemonNumbers
 from pagetier.shm.log_format import event
 from pagetier.shm.message_codec import pack
@@ -27,7 +32,7 @@ from pagetier.shm.unpacker import Unpacker
 log = logging.getLogger("pagetier.http")
 
 ANSWER_S: Final = 10.0
-_A = TypeVar("_A", Fetched, PagesHinted, Numbers)
+_A = TypeVar("_A", Fetched, PagesHinted, Numbers, Events)
 
 
 class DaemonChannel(asyncio.Protocol):
@@ -48,7 +53,7 @@ class DaemonChannel(asyncio.Protocol):
         self.settings = settings
         self._unpacker = unpacker
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[Fetched | PagesHinted | Numbers]] = {}
+        self._waiting: dict[int, asyncio.Future[DaemonAnswer]] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Handles what was received before."""
@@ -70,7 +75,7 @@ class DaemonChannel(asyncio.Protocol):
             log.error("the daemon sent an invalid message: %s", error, extra=event("http_invalid"))
             self._transport.abort()
 
-    def _handle(self, message: ServeHttp | Settings | Fetched | PagesHinted | Numbers) -> None:
+    def _handle(self, message: DaemonMessage) -> None:
         match message:
             case Settings():
                 self.settings = message
@@ -95,6 +100,11 @@ class DaemonChannel(asyncio.Protocol):
         """Returns the numbers that only the daemon knows. Raises HttpError."""
         number = next(self._numbers)
         return (await self._ask(TakeNumbers(number), number, Numbers, ANSWER_S)).numbers
+
+    async def events(self) -> tuple[NotableEvent, ...]:
+        """Returns the last notable events of the daemon's log, the latest first. Raises HttpError."""
+        number = next(self._numbers)
+        return (await self._ask(TakeEvents(number), number, Events, ANSWER_S)).events
 
     async def _ask(self, request: HttpRequest, number: int, kind: type[_A], timeout: float) -> _A:
         self._waiting[number] = self._loop.create_future()

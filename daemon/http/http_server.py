@@ -15,21 +15,25 @@ from pagetier.daemon.config.loader import ConfigError
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.config.token import read_token
 from pagetier.daemon.http.channel_messages import (
+    DaemonAnswer,
+    Events,
     ForUser,
     HttpRequest,
     Numbers,
     ReadyToServe,
     ServeHttp,
     Settings,
+    TakeEvents,
     TakeNumbers,
     read_http_request,
 )
 from pagetier.daemon.http.listening_sockets import ListeningSockets
+from pagetier.daemon.http.notable_events import NotableEvents
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.metrics.numbers import DaemonNumbers
 from pagetier.shm.log_format import event
 from pagetier.shm.message_codec import pack
-from pagetier.shm.protocol import Fetch, Fetched, HintPages, PagesHinted, ProtocolError
+from pagetier.shm.protocol import Fetch, HintPages, ProtocolError
 from pagetier.shm.unpacker import Unpacker
 
 log = logging.getLogger(__name__)
@@ -44,6 +48,9 @@ class HttpServer:
 
     Requests that arrive while its process starts wait in the sockets.
 
+    Attributes:
+        events: What the daemon has logged since.
+
     Raises:
         SocketError: An address cannot be used.
         ConfigError: The token cannot be read.
@@ -57,6 +64,8 @@ class HttpServer:
         self._sockets = ListeningSockets(config)
         self._process: _HttpProcess | None = None
         self._again: asyncio.TimerHandle | None = None
+        self.events = NotableEvents()
+        logging.getLogger().addHandler(self.events)
         self._pause = _FIRST_PAUSE_S
         self._start()
 
@@ -78,6 +87,7 @@ class HttpServer:
 
     def stop(self) -> None:
         """Stops answering and removes the sockets."""
+        logging.getLogger().removeHandler(self.events)
         if self._again is not None:
             self._again.cancel()
         process, self._process = self._process, None
@@ -142,7 +152,7 @@ class _HttpProcess(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
-    def send(self, message: Settings | Fetched | PagesHinted | Numbers) -> None:
+    def send(self, message: Settings | DaemonAnswer) -> None:
         """Sends a message without waiting. A process that does not serve yet will get the settings of that time."""
         if self._serves and self._transport is not None and not self._transport.is_closing():
             self._transport.write(pack(message))
@@ -162,6 +172,8 @@ class _HttpProcess(asyncio.Protocol):
                 self._hand_over()
             case TakeNumbers():
                 self.send(Numbers(request.number, daemon_numbers(self._service)))
+            case TakeEvents() if self._server is not None:
+                self.send(Events(request.number, self._server.events.latest()))
             case ForUser(user, Fetch() as fetch):
                 self._service.prefetch(user, fetch, self.send)
             case ForUser(user, HintPages() as hint):

@@ -84,6 +84,7 @@ def description() -> bytes:
     paths: dict[str, dict[str, Any]] = {}
     for (path, method), operation in _OPERATIONS.items():
         paths.setdefault(path, {})[method] = _described(path, operation)
+    paths["/"] = {"get": _PAGE}
     paths["/metrics"] = {"get": _METRICS}
     paths["/v1/openapi.json"] = {"get": _DESCRIPTION}
     return msgspec.json.encode(
@@ -94,7 +95,10 @@ def description() -> bytes:
             "paths": paths,
             "components": {
                 "schemas": schemas,
-                "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+                "securitySchemes": {
+                    "token": {"type": "http", "scheme": "bearer"},
+                    "password": {"type": "http", "scheme": "basic"},
+                },
             },
         }
     )
@@ -104,6 +108,15 @@ _ABOUT: Final = (
     "A socket identifies its callers by the kernel and needs no token. Each connection serves one request. Errors are "
     "JSON objects with one sentence."
 )
+_PAGE: Final = {
+    "operationId": "page",
+    "summary": "Returns a page for a browser, which may send the token as a password.",
+    "security": [{}, {"token": []}, {"password": []}],
+    "responses": {
+        "200": {"description": "The page.", "content": {"text/html": {"schema": {"type": "string"}}}},
+        **{status: {"description": why} for status, why in (_WATCH | _ABSENT).items()},
+    },
+}
 _METRICS: Final = {
     "operationId": "metrics",
     "summary": "Returns the metrics for Prometheus.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hmac
 import logging
 import os
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 
 MOST: Final = 96
 MOST_OF_CALLER: Final = 32
+_BASIC: Final = "basic"
 _BEARER: Final = "bearer"
 _SAYS: Final = {
     False: "there are %d HTTP connections, %d of this caller: the next one is closed",
@@ -53,6 +55,18 @@ class HttpCaller(msgspec.Struct, frozen=True):
             token.encode("latin-1"), settings.token.encode("latin-1")
         )
         return Rights.ATTACH if self.entrance is Entrance.PORT and settings.token and valid else Rights.NOTHING
+
+
+def as_bearer(authorization: str) -> str:
+    """Returns the password of HTTP Basic, which a browser can send, as a bearer token; other headers as they are."""
+    scheme, _, encoded = authorization.partition(" ")
+    if scheme.lower() != _BASIC:
+        return authorization
+    try:
+        _, _, password = base64.b64decode(encoded, validate=True).decode("latin-1").partition(":")
+    except ValueError:
+        return ""
+    return f"{_BEARER} {password}"
 
 
 class Connections:

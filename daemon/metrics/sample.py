@@ -27,12 +27,13 @@ class Sample(DaemonNumbers, frozen=True, kw_only=True):
 
 def take_sample(observer: Observer, numbers: DaemonNumbers) -> Sample:
     """Takes a sample, without a walk over the index."""
+    spaces = observer.spaces()
     known = {name: getattr(numbers, name) for name in numbers.__struct_fields__}
     return Sample(
         header=observer.header(),
         counts=observer.counts(),
-        spaces=observer.spaces(),
+        spaces=spaces,
         lookups=observer.lookups(),
-        advice=read_advice(observer, numbers.advise_window, numbers.eviction.policy),
+        advice=read_advice(observer, spaces, numbers.advise_window, numbers.eviction.policy),
         **known,
     )

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from pagetier.shm._core import Absence, IndexHeader, LookupCurve, Observer, SampledLookups
+from pagetier.shm._core import Absence, IndexHeader, LookupCurve, NamespaceRecord, Observer, SampledLookups
 
 MEMORY_FACTORS: Final = (0.5, 1.0, 2.0, 4.0)
 DISK_FACTORS: Final = (2.0, 5.0, 10.0)
@@ -138,11 +138,12 @@ class SizeAdvice(msgspec.Struct, frozen=True, kw_only=True):
     warning: str
 
 
-def read_advice(observer: Observer, window: float, policy: str) -> SizeAdvice | None:
+def read_advice(observer: Observer, spaces: Iterable[NamespaceRecord], window: float, policy: str) -> SizeAdvice | None:
     """Returns the advice, or None before the first lookup.
 
     Args:
         observer: Reads the cache.
+        spaces: The namespaces that get their own advice, if they have a curve.
         window: `advise.window` in seconds.
         policy: `evict.policy`.
     """
@@ -153,7 +154,7 @@ def read_advice(observer: Observer, window: float, policy: str) -> SizeAdvice | 
     curves = observer.curves(array("d", [factor * header.frames for factor in factors]))
     if known is None or not curves or not curves[0].found + curves[0].missed:
         return None
-    labels = {space.digest[:8]: space.name for space in observer.spaces()}
+    labels = {space.digest[:8]: space.name for space in spaces}
     rates = [_rate(curve, known.seconds, window) for curve in curves]
     advised = [
         _advice_of(header, curve, rate, policy, labels.get(curve.digest, ""))

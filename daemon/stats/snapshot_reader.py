@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -39,8 +40,13 @@ def take_snapshot(observer: Observer) -> Snapshot:
 
     Takes the observing process some milliseconds for a million pages, and the daemon nothing.
     """
+    return snapshot_with(observer, observer.spaces())
+
+
+def snapshot_with(observer: Observer, spaces: Iterable[NamespaceRecord]) -> Snapshot:
+    """Returns the current state with these namespaces only, as there may be many thousands."""
     header, counts = observer.header(), observer.counts()
-    status = _status(observer)
+    status = read_status(observer)
     report = status.disk
     return Snapshot(
         daemon=_daemon(header, status),
@@ -55,7 +61,7 @@ def take_snapshot(observer: Observer) -> Snapshot:
         huge_pages=status.huge_pages,
         tenants=tuple(_tenant(header, tenant) for tenant in status.tenants),
         fleet=status.fleet,
-        namespaces=tuple(map(_namespace, observer.spaces())),
+        namespaces=tuple(map(_namespace, spaces)),
         clients=tuple(_client(slot, status) for slot in observer.attachments_with_pins() if _is_shown(slot, status)),
     )
 
@@ -121,7 +127,7 @@ def _absent(observer: Observer) -> AbsentTokens:
     return AbsentTokens.of(known.absent_ever) if known is not None else AbsentTokens()
 
 
-def _status(observer: Observer) -> DaemonStatus:
+def read_status(observer: Observer) -> DaemonStatus:
     """Returns the status of the daemon, which changes about once a second."""
     for _ in range(_READS):
         text = observer.status()

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from pagetier.daemon.cli.daemon_connection import Daemon, Unreachable, daemon_at, socket_option
+from pagetier.daemon.cli.config import config_of
+from pagetier.daemon.cli.daemon_connection import Daemon, Refused, Unreachable, daemon_at, socket_option
 from pagetier.daemon.cli.top.history import History, Moment
+from pagetier.daemon.config.loader import ConfigError
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm import clock
 from pagetier.shm.exit_codes import Exit
@@ -60,10 +62,11 @@ def _show_once(console: Console, socket: Path, interval: float) -> None:
     """Prints one screen. Rates need two snapshots."""
     history = History()
     with daemon_at(socket) as daemon:
+        page = _page_of(daemon)
         _add_snapshot(daemon, history)
         clock.sleep(interval)
         _add_snapshot(daemon, history)
-    console.print(_draw(history, console, socket), width=max(60, console.width), soft_wrap=True)
+    console.print(_draw(history, console, socket, page), width=max(60, console.width), soft_wrap=True)
 
 
 def _watch(console: Console, socket: Path, interval: float) -> None:
@@ -102,9 +105,10 @@ class _Watch:
         """Watches one daemon until it ends, or shows that there is none. Returns whether the user quit."""
         try:
             with daemon_at(self._socket) as daemon:
+                page = _page_of(daemon)
                 while daemon.is_there():
                     _add_snapshot(daemon, self._history)
-                    self._show(_draw(self._history, self._live.console, self._socket))
+                    self._show(_draw(self._history, self._live.console, self._socket, page))
                     if self._keys.quits_within(self._interval):
                         return True
         except Unreachable as error:
@@ -120,10 +124,21 @@ def _add_snapshot(daemon: Daemon, history: History) -> None:
     history.add(Moment(clock.now(), take_snapshot(daemon.observer)))
 
 
-def _draw(history: History, console: Console, socket: Path) -> RenderableType:
+def _page_of(daemon: Daemon) -> str:
+    """Returns where the daemon serves its page, a port rather than a socket; "" if it serves none or does not say."""
+    try:
+        listen = config_of(daemon).http.listen
+    except (Refused, ConfigError):
+        return ""
+    ports = [f"http://{address}/" for address in listen if address.path is None]
+    return next(iter([*ports, *map(str, listen)]), "")
+
+
+def _draw(history: History, console: Console, socket: Path, page: str) -> RenderableType:
     from pagetier.daemon.cli.top.screen import ScreenContext, charset_for, screen
 
-    return screen(history, ScreenContext(socket, console.height, charset_for(console.encoding), console.width))
+    place = ScreenContext(socket, console.height, charset_for(console.encoding), console.width, page)
+    return screen(history, place)
 
 
 def _missing(console: Console, socket: Path, why: str) -> RenderableType:

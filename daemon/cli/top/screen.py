@@ -43,12 +43,13 @@ def charset_for(encoding: str) -> Charset:
 
 
 class ScreenContext(msgspec.Struct, frozen=True):
-    """The socket of the daemon, and the lines, characters and columns of the screen."""
+    """The socket of the daemon, the lines, characters and columns of the screen, and where the daemon's page is."""
 
     socket: Path
     lines: int
     charset: Charset
     columns: int = WIDTH
+    page: str = ""
 
     @property
     def width(self) -> int:
@@ -61,7 +62,7 @@ def screen(history: History, place: ScreenContext) -> Group:
     snapshot = history.now
     lines = [
         _headline(snapshot, place),
-        Text(),
+        _cut(Text(f"page at {place.page}" if place.page else "", style="dim"), place.width),
         *_tiers(snapshot, place),
         _ratio(history, place),
         Text(),

@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from fake_snapshots import client, history, snapshot
+from free_ports import free_ports
 from pagetier.daemon.cli.top.history import History
 from pagetier.daemon.cli.top.screen import ASCII, UNICODE, Charset, ScreenContext, charset_for, screen
 from pagetier.daemon.stats.snapshot import Tiers
@@ -85,6 +86,16 @@ def test_a_terminal_without_block_characters_gets_ascii() -> None:
     assert charset_for("utf-8") is UNICODE
     assert charset_for("ascii") is ASCII
     assert "\n".join(drawn(history((0.0, snapshot())), ASCII)).isascii()
+
+
+def test_it_says_where_the_page_is(tmp_path: Path) -> None:
+    (token := tmp_path / "token").write_text("a-token-of-16-characters")
+    token.chmod(0o600)
+    (port,), place = free_ports(1), tmp_path / "http.sock"
+    for listen, shown in ((str(place), str(place)), (f"{place},{port}", f"http://127.0.0.1:{port}/")):
+        with RunningDaemon("1MiB", "64KiB", "--http-listen", listen, "--http-token-file", str(token)) as daemon:
+            lines = daemon.pagetier("top", "--interval", "0.1").stdout.splitlines()
+        assert lines[1] == f"page at {shown}"
 
 
 def live_top(daemon: RunningDaemon, kind: str = "xterm-256color") -> LiveTerminal:

@@ -122,6 +122,15 @@ def test_a_port_needs_the_token(port_and_daemon: tuple[int, RunningDaemon], toke
     assert call(port, "GET", "/v1/stats", headers=bearer(NEXT))[0] == 200
 
 
+def test_a_web_page_may_send_no_post_request(tmp_path: Path) -> None:
+    """A browser adds Origin to each POST, also to those that a page of another site makes through a tunnel."""
+    place, page = tmp_path / "http.sock", {"Origin": "https://example.org"}
+    with RunningDaemon("1MiB", "64KiB", "--http-listen", str(place)):
+        for path in ("/v1/hint", "/v1/prefetch", "/v1/lookup"):
+            assert call(place, "POST", path, PAGES, page)[0] == 403
+        assert call(place, "GET", "/v1/stats", headers=page)[0] == 200
+
+
 @pytest.mark.parametrize(
     ("text", "mode", "words"),
     [
