@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from pagetier.daemon.http.page.charts import bar
 from pagetier.daemon.http.page.html import Html, element, facts, name_of, section, table
-from pagetier.daemon.http.page.view import View
+from pagetier.daemon.http.page.view import CacheView
 from pagetier.daemon.status.disk_report import BudgetReport, DeviceReport, DiskReport, Standing
 from pagetier.daemon.status.fleet_status import FleetStatus
 from pagetier.shm.units import counted, format_size
 
 
-def disk(view: View) -> Html:
+def disk(view: CacheView) -> Html:
     """Returns the section of the disk tier."""
     report, work = view.snapshot.disk, view.snapshot.disk_work
     if report.standing is Standing.NONE:
@@ -73,7 +73,7 @@ def _device(device: DeviceReport, frame_bytes: int) -> tuple[str | Html, ...]:
     )
 
 
-def fleet(view: View) -> Html:
+def fleet(view: CacheView) -> Html:
     """Returns the section of the fleet."""
     status = view.snapshot.fleet
     if status.standing == "none":

@@ -10,7 +10,7 @@ from pagetier.daemon.http.page.assets import HEADERS, SCRIPT, STYLE
 from pagetier.daemon.http.page.html import Html, element, joined
 from pagetier.daemon.http.page.sections import sections
 from pagetier.daemon.http.page.token_history import TokenHistory
-from pagetier.daemon.http.page.view import LastHour, View, read_cache
+from pagetier.daemon.http.page.view import CacheView, LastHour, read_cache
 from pagetier.daemon.metrics.numbers import DaemonNumbers
 from pagetier.shm import clock
 from pagetier.shm._core import Observer
@@ -18,7 +18,7 @@ from pagetier.shm._core import Observer
 
 def read_view(
     observer: Observer, numbers: DaemonNumbers, events: tuple[NotableEvent, ...], history: TokenHistory
-) -> View:
+) -> CacheView:
     """Returns what the page shows now.
 
     Args:
@@ -29,7 +29,7 @@ def read_view(
     """
     cache = read_cache(observer, numbers.advise_window, numbers.eviction.policy)
     per_day = history.written_per_day()
-    return View(
+    return CacheView(
         host=os.uname().nodename,
         at=clock.date(),
         snapshot=cache.snapshot,
@@ -41,7 +41,7 @@ def read_view(
     )
 
 
-def page(view: View) -> Response:
+def page(view: CacheView) -> Response:
     """Returns the response with the page."""
     title = f"pagetier on {view.host}"
     head = element(

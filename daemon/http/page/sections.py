@@ -10,7 +10,7 @@ from pagetier.daemon.http.page.charts import TIERS, bar, curve_chart, hour_chart
 from pagetier.daemon.http.page.disk_and_fleet import disk, fleet
 from pagetier.daemon.http.page.html import Html, element, name_of, section, table
 from pagetier.daemon.http.page.remedies import remedy
-from pagetier.daemon.http.page.view import View
+from pagetier.daemon.http.page.view import CacheView
 from pagetier.daemon.stats.size_advice import SizeAdvice
 from pagetier.daemon.stats.snapshot import ClientStats, NamespaceStats, PageTier
 from pagetier.daemon.status.disk_report import Standing
@@ -20,14 +20,14 @@ _ABOUT: Final = {"memory": "memory", "disk": "disk", "fleet": "fleet", "missed":
 _TINY: Final = 0.005
 
 
-def sections(view: View) -> Iterator[Html]:
+def sections(view: CacheView) -> Iterator[Html]:
     """Yields the sections in the order in which an administrator asks."""
-    made: tuple[Callable[[View], Html], ...] = (_tiers, _hour, _curve, _absent, disk, fleet, _namespaces, _engines)
+    made: tuple[Callable[[CacheView], Html], ...] = (_tiers, _hour, _curve, _absent, disk, fleet, _namespaces, _engines)
     for section_of in (*made, _events):
         yield section_of(view)
 
 
-def _tiers(view: View) -> Html:
+def _tiers(view: CacheView) -> Html:
     snapshot = view.snapshot
     clients = counted(len(snapshot.clients), "client")
     state = f"{snapshot.daemon.phase_text}, {clients}, incarnation {snapshot.daemon.incarnation}"
@@ -50,7 +50,7 @@ def _tier(name: str, tier: PageTier) -> Iterator[Html]:
     yield element("p", element("b", name), f" {sizes}, {pages}{evicted}", bar(share, name))
 
 
-def _hour(view: View) -> Html:
+def _hour(view: CacheView) -> Html:
     total = view.hour.total
     began = f"Counted since {_moment(view.hour.began)}, when the HTTP process began."
     if not total.tokens:
@@ -66,7 +66,7 @@ def _hour(view: View) -> Html:
     return section("Hits by tier in the last hour", chart, element("ul", *legend), element("p", began, class_="dim"))
 
 
-def _curve(view: View) -> Html:
+def _curve(view: CacheView) -> Html:
     advice = view.advice
     if advice is None:
         return section("Hit ratio by size", element("p", "Nothing is predicted before lookups that stores follow."))
@@ -90,7 +90,7 @@ def _sizes(advice: SizeAdvice) -> str:
     return f"{format_size(advice.arena_bytes)} of memory{on_disk}"
 
 
-def _absent(view: View) -> Html:
+def _absent(view: CacheView) -> Html:
     title, advice = "Why tokens were not found", view.advice
     shares = {} if advice is None else advice.total.absent.shares()
     if not shares:
@@ -101,7 +101,7 @@ def _absent(view: View) -> Html:
     return section(title, *rows, age)
 
 
-def _namespaces(view: View) -> Html:
+def _namespaces(view: CacheView) -> Html:
     spaces, others = view.snapshot.namespaces, view.others
     if not spaces:
         return section("Namespaces", element("p", "No namespace has pages."))
@@ -117,7 +117,7 @@ def _namespace(name: Html, space: NamespaceStats) -> tuple[str | Html, ...]:
     return name, *sizes, f"{space.pages:,}", f"{space.disk_pages:,}"
 
 
-def _engines(view: View) -> Html:
+def _engines(view: CacheView) -> Html:
     clients = sorted(view.snapshot.clients, key=lambda client: (-client.pinned_bytes, client.slot))
     if not clients:
         return section("Engines", element("p", "No engine is attached."))
@@ -147,7 +147,7 @@ def _engine(client: ClientStats) -> tuple[str | Html, ...]:
     )
 
 
-def _events(view: View) -> Html:
+def _events(view: CacheView) -> Html:
     items = [
         element("li", *_event(event.event, event.level, event.text, event.count, event.at), class_="event")
         for event in view.events

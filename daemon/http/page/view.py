@@ -41,7 +41,7 @@ class LastHour(msgspec.Struct, frozen=True, kw_only=True):
     written_per_day: float | None
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
+class CacheView(msgspec.Struct, frozen=True, kw_only=True):
     """What the page shows.
 
     Attributes:
@@ -74,7 +74,7 @@ class Cache(msgspec.Struct, frozen=True):
 
 
 def read_cache(observer: Observer, window: float, policy: str) -> Cache:
-    """Reads the index. The namespaces are listed once, because there may be many thousands.
+    """Returns what the index has. The namespaces are listed once, because there may be many thousands.
 
     Args:
         observer: Reads the cache.

@@ -23,7 +23,7 @@ from pagetier.client import Namespace
 from pagetier.daemon.http.notable_events import MOST, NotableEvent
 from pagetier.daemon.http.page.document import page
 from pagetier.daemon.http.page.token_history import MINUTES, Totals
-from pagetier.daemon.http.page.view import MOST_NAMESPACES, LastHour, View, read_cache
+from pagetier.daemon.http.page.view import MOST_NAMESPACES, CacheView, LastHour, read_cache
 from pagetier.shm._core import KEY_BYTES, NamespaceRecord, Observer
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import BUILD
@@ -196,7 +196,7 @@ def test_the_page_of_many_namespaces_and_engines_is_small(crowded: Observer) -> 
         written_per_day=1e18,
     )
     event = NotableEvent("disk_trouble", "error", "<" * 400, 1e9, many)
-    view = View(
+    view = CacheView(
         host="<" * 64,
         at=1e9,
         snapshot=cache.snapshot,
