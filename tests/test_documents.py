@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pagetier.kernels.config.copy_settings import CopySettings, Thresholds
+from pagetier.kernels.layout.named_layouts import LAYOUT_NAMES
+
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -83,3 +86,19 @@ def test_every_alert_has_a_runbook() -> None:
 def test_the_readme_is_short() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 150 and len(text.split()) <= 1200
+
+
+def first_cells(page: str, heading: str) -> list[str]:
+    """Returns the code in the first column of the table below a heading."""
+    section = (ROOT / "docs" / page).read_text().partition(f"\n### {heading}\n")[2].partition("\n#")[0]
+    return [
+        name for cell in re.findall(r"^\| (`.+?) \|", section, re.MULTILINE) for name in re.findall(r"`([^`]+)`", cell)
+    ]
+
+
+def test_the_tables_of_layouts_and_copy_settings_are_complete() -> None:
+    assert first_cells("api.md", "Layouts") == ["layout", *LAYOUT_NAMES]
+    tables = ("stores", "loads")
+    plain = [name for name in CopySettings.__struct_fields__ if name not in tables]
+    found = [name.strip("[]") for name in first_cells("api.md", "Copy settings")]
+    assert sorted(set(found)) == sorted([*plain, *tables, *Thresholds.__struct_fields__])
