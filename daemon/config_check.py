@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -75,8 +76,8 @@ _NO_FILES: Final = ("proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs", "
 
 
 def existing_folder(path: Path) -> Path:
-    """Returns the path, or the nearest above it that exists."""
-    return next(place for place in (path, *path.parents) if place.exists())
+    """Returns the path, or the nearest above it that exists, as far as this user can see."""
+    return next(place for place in (path, *path.parents) if os.path.exists(place))  # noqa: PTH110  never raises
 
 
 def folder_flaw(path: Path, host: Host) -> str:

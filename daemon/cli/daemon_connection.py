@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,6 +120,8 @@ def _connect(path: Path, needs: Rights) -> tuple[Link, Observer, tuple[str, ...]
 def _why_none(path: Path, error: LinkError, needs: Rights) -> str:
     """Returns why no daemon could be reached, and what to do."""
     if isinstance(error.__cause__, PermissionError):
+        if closed := closed_folder(path):
+            return f"{error}: this user may not enter {closed}: run this command as root or as the daemon's own user"
         return f"{error}: this user may not open the daemon's socket; {_REMEDIES[needs]}"
     if path.exists() and not path.is_socket():
         return f"{path} is not a socket: name the socket of pagetierd with --socket"
@@ -126,8 +129,17 @@ def _why_none(path: Path, error: LinkError, needs: Rights) -> str:
     return f"no daemon{ended}; start pagetierd, or name its socket with --socket"
 
 
+def closed_folder(path: Path) -> Path | None:
+    """Returns the first folder above a path that this user may not enter; None if there is none."""
+    return next((folder for folder in reversed(path.parents) if not os.access(folder, os.X_OK)), None)
+
+
 def _unreachable(path: Path, why: str) -> Unreachable:
-    return Unreachable(f"cannot use the daemon on {path}: {why}")
+    """Returns the error for a daemon that is there."""
+    advice = (
+        "; it may be stopped (SIGSTOP) or overloaded: see its process and its log" if "does not answer" in why else ""
+    )
+    return Unreachable(f"cannot use the daemon on {path}: {why}{advice}")
 
 
 def socket_option(command: _Command) -> _Command:

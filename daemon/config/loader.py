@@ -192,7 +192,8 @@ def _nearest_key(section: str, key: str) -> str:
     if not section and len(homes) > 1:
         return f"; it stands before any table: {' or '.join(homes)} may be meant"
     paths = {field.key: field.path for field in fields()}
-    return hint(key.lower(), [*same, *tables]) or hint(key, paths, spellings=paths)
+    valid = f"; [{section}] has {', '.join(same)}" if section else f"; tables are {', '.join(dict.fromkeys(tables))}"
+    return hint(key.lower(), [*same, *tables]) or hint(key, paths, spellings=paths) or valid
 
 
 def _parse(path: Path, text: str) -> dict[str, Any]:

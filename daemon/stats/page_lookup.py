@@ -72,7 +72,7 @@ def lookup_note(observer: Observer, space: NamespaceRecord, keys: bytes) -> str:
     A page that is found is looked for among those of each namespace, which walks the index.
     """
     if not keys:
-        return f"there is no full page: a page of {space.name} has {space.page_tokens} tokens"
+        return f"no page is named: a page of {space.name} has {space.page_tokens} tokens"
     at = next((at for at, tier in enumerate(observer.locate(keys)) if tier), None)
     if at is None:
         return f"no page has these keys: are they of another namespace than {space.name}, or of an engine such as vLLM?"

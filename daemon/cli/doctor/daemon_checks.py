@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from pagetier.daemon.cli.daemon_connection import Daemon, Refused
+from pagetier.daemon.cli.daemon_connection import Daemon, Refused, closed_folder
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
 from pagetier.daemon.config.fields import replaced
 from pagetier.daemon.config.schema import AccessOptions, Config
@@ -42,6 +42,8 @@ def _anyone_may_create(folder: Path) -> bool:
 
 
 def _missing_folder(folder: Path, error: OSError) -> Result:
+    if closed := closed_folder(folder / "socket"):
+        return problem("folder", f"this user may not enter {closed}: run doctor as root or as the daemon's user")
     there = next(above for above in folder.parents if above.exists())
     if isinstance(error, FileNotFoundError) and os.access(there, os.W_OK | os.X_OK):
         return ok("folder", f"{folder} does not exist yet: pagetierd creates it")

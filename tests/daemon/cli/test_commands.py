@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pagetier.daemon import cli
-from pagetier.daemon.cli import COMMANDS, CommandEntry, main
+from pagetier.daemon.cli import COMMANDS, CommandEntry, daemon_connection, main
 from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import BUILD
+from running_daemon import RunningDaemon
 
 # Modules that a list of commands does not need. A run ends with the list of those that it imported.
 HEAVY = ["numpy", "rich", "msgspec", "asyncio", "posix_ipc", "lmdb", "pagetier.shm._core", "pagetier.client"]
@@ -100,6 +102,17 @@ def test_without_a_daemon_a_command_prints_one_line_and_ends_with_code_3(
     assert result.exit_code == Exit.UNREACHABLE
     assert len(result.output.splitlines()) == 1
     assert str(tmp_path / place) in result.output and "pagetierd" in result.output
+
+
+def test_a_stopped_daemon_is_told_from_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_connection, "_GREETING_S", 0.1)
+    with RunningDaemon() as daemon:
+        os.kill(daemon.pid, signal.SIGSTOP)
+        try:
+            result = pagetier("stats", "--socket", str(daemon.socket))
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+    assert (result.exit_code, "SIGSTOP" in result.output) == (Exit.UNREACHABLE, True)
 
 
 @pytest.mark.parametrize(
