@@ -131,7 +131,8 @@ def _why_none(path: Path, error: LinkError, needs: Rights) -> str:
 
 def closed_folder(path: Path) -> Path | None:
     """Returns the first folder above a path that this user may not enter; None if there is none."""
-    return next((folder for folder in reversed(path.parents) if not os.access(folder, os.X_OK)), None)
+    folders = (folder for folder in reversed(path.parents) if os.path.isdir(folder))  # noqa: PTH112  never raises
+    return next((folder for folder in folders if not os.access(folder, os.X_OK)), None)
 
 
 def _unreachable(path: Path, why: str) -> Unreachable:

@@ -91,12 +91,10 @@ def test_a_socket_that_the_user_may_not_open_says_how_to_allow_it(daemon: Runnin
 
 
 @as_root
-def test_a_socket_in_a_closed_folder_names_the_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "closed"
-    (folder / "inside").mkdir(parents=True)
-    for above in (tmp_path, *tmp_path.parents[:2]):
-        above.chmod(0o755)
-    folder.chmod(0o700)
+def test_a_socket_in_a_closed_folder_names_the_folder(daemon: RunningDaemon) -> None:
+    Path(daemon.folder.name).chmod(0o755)
+    folder = Path(daemon.folder.name) / "closed"
+    folder.mkdir(mode=0o700)
     place = ("--socket", str(folder / "inside" / "below" / "socket"))
     imports = "import pagetier.daemon.cli.stats, pagetier.daemon.cli.doctor; from pagetier.daemon.cli import main"
     for command, least in (("stats", 3), ("doctor", 1)):
