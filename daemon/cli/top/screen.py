@@ -62,7 +62,7 @@ def screen(history: History, place: ScreenContext) -> Group:
     snapshot = history.now
     lines = [
         _headline(snapshot, place),
-        _cut(Text(f"page at {place.page}" if place.page else "", style="dim"), place.width),
+        Text(f"page at {place.page}" if place.page else "", style="dim"),
         *_tiers(snapshot, place),
         _ratio(history, place),
         Text(),
