@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from itertools import accumulate, chain
 from typing import Any
 
 import pytest
 
+from pagetier.daemon.common import loop_clock
+from pagetier.daemon.http.page import token_history
 from pagetier.daemon.http.page.token_history import MINUTES, TokenHistory, Totals
 from virtual_time_loop import OwnTimeLoop
 
@@ -60,3 +63,17 @@ def bytes_of(thing: Any) -> int:
     """Returns the bytes of an object and of all that it refers to."""
     parts = chain(vars(thing).values() if hasattr(thing, "__dict__") else (), thing if isinstance(thing, tuple) else ())
     return sys.getsizeof(thing) + sum(map(bytes_of, parts))
+
+
+async def test_the_counters_are_read_four_times_a_minute(
+    virtual_time: OwnTimeLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Minutes in which the page is not requested are counted, too."""
+    read = iter([Totals(memory=total) for total in range(1, 10)])
+    monkeypatch.setattr(token_history, "read_totals", lambda _: next(read))
+    history = TokenHistory(Totals())
+    keeping = asyncio.ensure_future(token_history.keep_history(history, None))  # type: ignore[arg-type]
+    await loop_clock.pause(121)
+    keeping.cancel()
+    assert [minute.memory for minute in history.minutes()] == [3, 4, 1]
+    assert virtual_time.time() == 121

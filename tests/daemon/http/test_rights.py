@@ -50,7 +50,8 @@ def test_users_may_do_over_http_what_they_may_do_over_the_control_socket() -> No
         assert stat.S_IMODE(place.stat().st_mode) == 0o666
         with daemon.client() as client:
             client.store(SPACE.keys(range(16)), [bytes(100)])
-        assert [status_as(user, place, "GET", "/v1/stats") for user in (ALICE, MALLORY, ALICE + 2)] == [200, 200, 403]
+        for path in ("/v1/stats", "/"):
+            assert [status_as(user, place, "GET", path) for user in (ALICE, MALLORY, ALICE + 2)] == [200, 200, 403]
         found = [status_as(user, place, "POST", "/v1/lookup", PAGES) for user in (ALICE, MALLORY, ALICE + 2)]
         assert found == [200, 200, 403]
         read = [status_as(user, place, "POST", "/v1/prefetch", PAGES) for user in (ALICE, MALLORY)]
