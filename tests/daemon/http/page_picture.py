@@ -1,5 +1,6 @@
-"""`python bench/page_picture.py` draws docs/page.png: the page of a working daemon, in a headless Chromium.
+"""Draws docs/page.png: the page of a working daemon, in a headless Chromium.
 
+`PYTHONPATH=tests/harness:bench python tests/daemon/http/page_picture.py` runs it, with the environment of the tests.
 Two engines match, load and store prompts for two minutes, on a daemon with a small arena, a small disk and a fleet.
 """
 
@@ -7,22 +8,18 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
-from pagetier.client import Client
-from top_picture import ENGINES, work
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests/harness"))
 from chromium import chromium
 from eventually import eventually
 from free_ports import free_ports
+from pagetier.client import Client
 from running_daemon import RunningDaemon
+from top_picture import ENGINES, work
 
-PICTURE = Path(__file__).parents[1] / "docs/page.png"
+PICTURE = Path(__file__).parents[3] / "docs/page.png"
 TOKEN = "the-token-of-the-picture"
 SECONDS, WIDTH = 110.0, 1360
 RENAME = """(names) => {
@@ -71,7 +68,7 @@ def main() -> None:
         assert eventually(daemon.disk_is_open, 20.0)
         clients = [daemon.client(name=name) for name in ENGINES]
         threads = work_of(clients, over)
-        time.sleep(SECONDS)
+        over.wait(SECONDS)
         names = {folder: "/srv/pagetier", daemon.folder.name: "/run/pagetier"}
         names[f"pagetier on {os.uname().nodename}"] = "pagetier on gpu-host-1"
         draw(port, names)
@@ -80,7 +77,6 @@ def main() -> None:
             thread.join()
         for client in clients:
             client.close()
-    print(PICTURE)
 
 
 if __name__ == "__main__":
