@@ -23,7 +23,10 @@ LOCKS = "tests/proofs/*.json"  # they quote what programs print, such as the nam
 
 # The C core's folders say who may call: each knows only itself and `common`, which holds for what it includes in turn.
 CORE = Path("shm/core")
-INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+
+# The daemon alone writes the index and removes segments.
+DAEMON_ONLY = re.compile(r"\bOwner\b|\bshm\.removal\b|\bshm import .*\bremoval\b")
 
 # Words that hide the subject of a sentence, or stand for a technical term that the glossary has.
 WORDS = re.compile(
@@ -45,7 +48,7 @@ def main() -> int:
     texts = dict(_texts())
     findings = [
         *(*_words(texts), *_readme(texts["README.md"]), *_markdown(texts), *_c_lines(texts), *_includes(texts)),
-        *(*_modules(texts), *_classes(texts), *_glossary(texts["docs/glossary.md"])),
+        *(*_daemon_only(texts), *_modules(texts), *_classes(texts), *_glossary(texts["docs/glossary.md"])),
     ]
     print(*findings, sep="\n", end="\n" if findings else "")
     return 1 if findings else 0
@@ -118,6 +121,14 @@ def _product(texts: dict[str, str]) -> Iterator[tuple[str, str]]:
     return ((name, text) for name, text in texts.items() if name.endswith(".py") and name.split("/")[0] in PACKAGES)
 
 
+def _daemon_only(texts: dict[str, str]) -> list[str]:
+    return [
+        f"{place}: {match.group(0)!r} is for the daemon"
+        for place, line in _lines(dict(_product(texts)))
+        if place.startswith(("client/", "kernels/")) and (match := DAEMON_ONLY.search(line))
+    ]
+
+
 def _modules(texts: dict[str, str]) -> list[str]:
     sizes = (
         (name, text.count("\n"), FACE_LINES if name in PUBLIC_FACES else MODULE_LINES) for name, text in _product(texts)
@@ -137,7 +148,7 @@ def _classes(texts: dict[str, str]) -> list[str]:
 def _glossary(text: str) -> list[str]:
     """Returns the terms that have more than one row, or a second meaning in their row."""
     rows = [(row[1].split(","), row[2]) for row in (line.split("|") for line in text.split("\n")) if len(row) > 3]
-    counts = collections.Counter(term.strip() for terms, _ in rows for term in terms)
+    counts = collections.Counter(term.strip().lower() for terms, _ in rows for term in terms)
     twice = [term for term, count in counts.items() if count > 1 and term.strip("-") not in ("", "term")]
     also = [term.strip() for terms, meaning in rows for term in terms if "also:" in meaning]
     return [f"docs/glossary.md: {term} has two meanings" for term in (*twice, *also)]
