@@ -228,19 +228,19 @@ class WriteBehind:
         # allow it, else when the worker has reported it or is gone.
         batch = WriteBatch(*self._owner.start_writes(self._batch, _BATCH_PAGES, device.number))
         point("write_behind.chosen")
-        allowed = self._within_budget(batch)
+        allowed = self._charge_budget(batch)
         # The room for the batch was made by evicting pages of the device: their keys are among these drops.
         drops = self._owner.disk_drops(device.number)
         if len(allowed) or drops:
             device.write(allowed, drops, 0 if self.flush_all else sum(array("Q", allowed.sizes)))
         return len(batch) > 0
 
-    def _within_budget(self, batch: WriteBatch) -> WriteBatch:
-        """Returns the pages that the budget allows. The others may leave memory unwritten."""
+    def _charge_budget(self, batch: WriteBatch) -> WriteBatch:
+        """Charges the budget and returns the pages that it allows. The others may leave memory unwritten."""
         if not self._budget.per_day or self.flush_all:
             return batch
         reservations, sizes = array("I", batch.reservations), array("Q", batch.sizes)
-        verdicts = [self._budget.allows(number, size) for number, size in zip(reservations, sizes, strict=True)]
+        verdicts = [self._budget.charge(number, size) for number, size in zip(reservations, sizes, strict=True)]
         skipped = batch.only([i for i, allowed in enumerate(verdicts) if not allowed])
         if len(skipped):
             self._owner.end_writes(skipped.entries, bytes([WriteResult.SKIPPED]) * len(skipped))

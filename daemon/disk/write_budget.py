@@ -1,6 +1,18 @@
 """Limits the bytes written to disk a day.
 
-Whole prefixes are allowed, because a page is useless without those before it.
+Whole prefixes are allowed, because a page is useless without those before it. The steps, in this order:
+
+1. *Noted* (`note`), when the index grants a reservation: its size and the reservation that it follows. Free of charge,
+   because most pages are read or evicted without a write.
+2. *Charged* (`charge`), when write-behind has chosen a page. The first page pays for its whole reservation and for the
+   unpaid ones before it, or the reservation is rejected for good. The next pages use up what was paid.
+3. *Settled* (`spend`), when the worker reports: the bytes written minus those charged. Trees and padding cost more;
+   pages that failed were charged and not written, so the difference is negative and their payment comes back.
+4. *Charged again*, when a page that failed is chosen again: what was paid for it is used up or came back. The
+   reservation stays allowed, because later pages of the prefix may be on disk, so the bucket may become negative.
+
+A worker that dies reports nothing. It may have written all bytes of its commands, so they stay charged, and what
+is written again is charged again.
 """
 
 from __future__ import annotations
@@ -27,10 +39,15 @@ class _Verdict(Enum):
 
 
 class _Granted(msgspec.Struct):
-    """The pages of one reservation, which follow those of the reservation `parent` (0: at the start of a prompt)."""
+    """The pages of one reservation, which follow those of the reservation `parent` (0: at the start of a prompt).
+
+    Attributes:
+        paid: The bytes that are paid, less those of the pages that were charged since.
+    """
 
     parent: int
     size: int
+    paid: int = 0
     verdict: _Verdict = _Verdict.OPEN
 
 
@@ -39,9 +56,8 @@ class Budget:
 
     It starts full; 0 a day is no limit.
 
-    The first page of a reservation that is to be written pays for all of its pages, and for those of the unpaid
-    reservations before it. If the bucket has too few bytes, the reservation and all that follow it are rejected.
-    Reservations that are no longer known, because they are older than this daemon, are not written.
+    If the bucket has too few bytes for a reservation and the unpaid ones before it, the reservation and all that follow
+    it are rejected. Reservations that are no longer known, because they are older than this daemon, are not written.
     """
 
     def __init__(self, per_day: int) -> None:
@@ -72,20 +88,31 @@ class Budget:
         while len(self._granted) > _MOST_RESERVATIONS:
             self._granted.popitem(last=False)
 
-    def allows(self, reservation: int, size: int) -> bool:
-        """Returns whether a page of this reservation may be written."""
+    def charge(self, reservation: int, size: int) -> bool:
+        """Charges a page of this reservation that is to be written.
+
+        Returns:
+            Whether it may be written. If not, it is counted as skipped.
+        """
         if not self.per_day:
             return True
-        if self._is_allowed(reservation):
-            return True
-        self._skipped_bytes += size
-        return False
+        granted = self._granted.get(reservation)
+        if granted is None or not self._pay(granted):
+            self._skipped_bytes += size
+            return False
+        used = min(size, granted.paid)
+        granted.paid -= used
+        self._fill()
+        self._left -= size - used
+        return True
 
     def spend(self, size: int) -> None:
-        """Charges bytes written beyond the allowed ones: trees, padding, and writes that an administrator requested.
+        """Charges bytes written beyond the charged ones: trees, padding, and writes that an administrator requested.
 
-        The bucket may become negative; the following hours fill it again.
+        Negative for charged bytes that were not written. The bucket may become negative; the following hours fill it
+        again.
         """
+        self._fill()
         self._left -= size
 
     def report(self) -> BudgetReport | None:
@@ -95,10 +122,8 @@ class Budget:
         self._fill()
         return BudgetReport(per_day=self.per_day, left=max(0, int(self._left)), skipped_bytes=self._skipped_bytes)
 
-    def _is_allowed(self, number: int) -> bool:
-        granted = self._granted.get(number)
-        if granted is None:
-            return False
+    def _pay(self, granted: _Granted) -> bool:
+        """Pays for a reservation unless that was tried before. Returns whether it is paid."""
         if granted.verdict is _Verdict.OPEN:
             self._decide(granted)
         return granted.verdict is _Verdict.ALLOWED
@@ -115,7 +140,7 @@ class Budget:
             return
         self._left -= cost
         for one in unpaid:
-            one.verdict = _Verdict.ALLOWED
+            one.verdict, one.paid = _Verdict.ALLOWED, one.size
 
     def _fill(self) -> None:
         now = loop_clock.now()

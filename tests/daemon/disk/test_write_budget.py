@@ -30,7 +30,7 @@ def left(budget: Budget) -> int:
 
 def test_without_a_limit_everything_is_allowed() -> None:
     budget = Budget(0)
-    assert budget.allows(17, 1 << 60)
+    assert budget.charge(17, 1 << 60)
     assert budget.report() is None
 
 
@@ -38,7 +38,7 @@ def test_the_first_page_of_a_run_pays_for_all_of_it() -> None:
     budget = Budget(100)
     note(budget, [ReserveOutcome.GRANTED] * 4, [1] * 4)
     assert left(budget) == 100
-    assert all(budget.allows(1, 10) for _ in range(4))
+    assert all(budget.charge(1, 10) for _ in range(4))
     assert left(budget) == 60
 
 
@@ -46,9 +46,9 @@ def test_a_run_pays_for_those_before_it() -> None:
     budget = Budget(100)
     note(budget, [ReserveOutcome.GRANTED] * 3, [1] * 3)
     note(budget, [ReserveOutcome.PRESENT, ReserveOutcome.PRESENT, ReserveOutcome.GRANTED], [1, 1, 2])
-    assert budget.allows(2, 10)
+    assert budget.charge(2, 10)
     assert left(budget) == 100 - 30 - 10
-    assert budget.allows(1, 10)
+    assert budget.charge(1, 10)
     assert left(budget) == 60
 
 
@@ -56,10 +56,10 @@ def test_a_run_beyond_the_budget_is_rejected_with_all_that_follow_and_counted() 
     budget = Budget(50)
     note(budget, [ReserveOutcome.GRANTED] * 6, [1] * 6)
     note(budget, [ReserveOutcome.PRESENT, ReserveOutcome.GRANTED], [1, 2])
-    assert not budget.allows(1, 10)
-    assert not budget.allows(2, 10)
+    assert not budget.charge(1, 10)
+    assert not budget.charge(2, 10)
     note(budget, [ReserveOutcome.GRANTED] * 5, [3] * 5)
-    assert budget.allows(3, 10)
+    assert budget.charge(3, 10)
     report = budget.report()
     assert report is not None
     assert (report.left, report.skipped_bytes, report.per_day) == (0, 20, 50)
@@ -68,7 +68,7 @@ def test_a_run_beyond_the_budget_is_rejected_with_all_that_follow_and_counted() 
 def test_the_budget_fills_evenly_and_never_exceeds_a_day(virtual_time: OwnTimeLoop) -> None:
     budget = Budget(100)
     note(budget, [ReserveOutcome.GRANTED] * 10, [1] * 10)
-    assert budget.allows(1, 10)
+    assert budget.charge(1, 10)
     assert left(budget) == 0
     virtual_time.passes(DAY_S / 4)
     assert left(budget) == 25
@@ -78,11 +78,11 @@ def test_the_budget_fills_evenly_and_never_exceeds_a_day(virtual_time: OwnTimeLo
 
 def test_unknown_runs_are_not_written() -> None:
     budget = Budget(100)
-    assert not budget.allows(99, 10)
+    assert not budget.charge(99, 10)
     note(budget, [ReserveOutcome.PRESENT, ReserveOutcome.GRANTED], [99, 1])
-    assert not budget.allows(1, 10)
+    assert not budget.charge(1, 10)
     note(budget, [ReserveOutcome.PRESENT, ReserveOutcome.GRANTED], [0, 2])
-    assert not budget.allows(2, 10), "its prefix was stored before this daemon started"
+    assert not budget.charge(2, 10), "its prefix was stored before this daemon started"
 
 
 def test_a_reservation_without_a_grant_changes_nothing() -> None:
@@ -123,7 +123,7 @@ def test_allowed_pages_are_prefixes_and_within_the_budget(
                 )
                 prompts[which] += [made] * new
         elif what == "write":
-            budget.allows(which, 10)
+            budget.charge(which, 10)
         else:
             virtual_time.passes(which)
         before = left(budget)
@@ -144,12 +144,53 @@ def _was_allowed(budget: Budget, reservation: int) -> bool:
 def test_bytes_beyond_the_allowed_pages_are_charged_to_the_following_hours(virtual_time: OwnTimeLoop) -> None:
     budget = Budget(100)
     note(budget, [ReserveOutcome.GRANTED] * 4, [1] * 4)
-    assert budget.allows(1, 10)
+    assert budget.charge(1, 10)
     budget.spend(90)
     assert left(budget) == 0
     note(budget, [ReserveOutcome.GRANTED], [2])
-    assert not budget.allows(2, 10)
+    assert not budget.charge(2, 10)
     virtual_time.passes(DAY_S / 2)
     note(budget, [ReserveOutcome.GRANTED], [3])
     assert left(budget) == 20
-    assert budget.allows(3, 10)
+    assert budget.charge(3, 10)
+
+
+def test_a_page_that_failed_is_paid_for_when_it_is_written_again() -> None:
+    budget = Budget(1000)
+    note(budget, [ReserveOutcome.GRANTED], [1], size=600)
+    assert budget.charge(1, 600)
+    budget.spend(0 - 600)  # nothing of the charged bytes was written
+    assert left(budget) == 1000
+    assert budget.charge(1, 600)
+    budget.spend(600 - 600)
+    assert left(budget) == 400
+
+
+def test_a_retry_before_the_other_pages_of_its_reservation_pays_once() -> None:
+    budget = Budget(1000)
+    note(budget, [ReserveOutcome.GRANTED] * 2, [1] * 2, size=300)
+    assert budget.charge(1, 300)
+    budget.spend(0 - 300)
+    assert budget.charge(1, 300) and budget.charge(1, 300)
+    budget.spend(600 - 600)
+    assert left(budget) == 400
+
+
+def test_a_retry_keeps_the_prefix_whole_and_the_following_hours_pay_for_it(virtual_time: OwnTimeLoop) -> None:
+    budget = Budget(1000)
+    note(budget, [ReserveOutcome.GRANTED], [1], size=600)
+    note(budget, [ReserveOutcome.GRANTED], [2], size=1000)
+    assert budget.charge(1, 600)
+    budget.spend(0 - 600)
+    assert budget.charge(2, 1000) and budget.charge(1, 600)
+    virtual_time.passes(DAY_S * 0.6)
+    assert left(budget) == 0
+    virtual_time.passes(DAY_S * 0.1)
+    assert left(budget) == 100
+
+
+def test_bytes_that_are_written_after_a_pause_are_charged(virtual_time: OwnTimeLoop) -> None:
+    budget = Budget(100)
+    virtual_time.passes(DAY_S)
+    budget.spend(90)
+    assert left(budget) == 10
