@@ -4,6 +4,11 @@ The worker reports all pages first (`add`), then they are loaded (`load_into_ind
 needs the stamps of all. Engines are served while this runs. A page that they stored before it was loaded has an entry
 already; it keeps that entry, which then says that the page is on disk, too. This is safe: a key determines the bytes.
 
+A namespace gets its record in the index with the first batch that has pages of it, not when it is reported. A record
+has pages only after `disk_report`, and the index gives a record without pages to the next namespace if the table is
+full. So a batch with many namespaces may take away a record that it has just got for another one: the pages of that one
+have no number then and are dropped, like those for which `_fitting` found no room.
+
 A page that the index has no room for is not lost silently: the index lists its key as a drop, so that the disk never
 has pages that the index does not know of and could not evict.
 """
@@ -99,8 +104,8 @@ class Inventory:
             at = np.arange(first, min(first + _AT_ONCE, len(order)))
             at = at[~self._among(flushed)[spaces[order[at]]] & ~_among_pages(keys[order[at]], forgotten())]
             which, ticks = order[at], (at + 1).astype("<u8").tobytes()
-            # Looked up for each batch: while others were loaded, the index may have reused the record of a namespace.
-            numbers = self._numbers(spaces[which], fitting)[spaces[which]].tobytes()
+            # Created for each batch: while others were loaded, the index may have reused the record of a namespace.
+            numbers = self._create_records(spaces[which], fitting)[spaces[which]].tobytes()
             self._owner.disk_report(keys[which].tobytes(), sizes[which].tobytes(), numbers, ticks, self._device)
             point("inventory.loaded")
             await loop_clock.give_way()
@@ -151,21 +156,25 @@ class Inventory:
             )
         return frozenset(fitting)
 
-    def _numbers(self, spaces: npt.NDArray[np.uint32], fitting: frozenset[int]) -> npt.NDArray[np.uint32]:
-        """Returns the number of each namespace in the table, valid for these pages until the next request.
+    def _create_records(self, spaces: npt.NDArray[np.uint32], fitting: frozenset[int]) -> npt.NDArray[np.uint32]:
+        """Creates the records in the index that these namespaces lack.
 
-        The index may reuse a record without pages for the next namespace; the first of the two then has no number.
+        A new record may take the place of one without pages, also of one that was created a moment before.
+
+        Returns:
+            The number of each namespace in the table, valid for these pages until the next request. A namespace whose
+            record was reused has none.
         """
         numbers = np.full(len(self._table), _NO_SPACE, dtype="<u4")
         table, positions = list(self._table), dict[int, int]()
         for at in _by_last(spaces):
-            number = self._number(table[at]) if at in fitting else -1
+            number = self._create_record(table[at]) if at in fitting else -1
             if number >= 0:
                 numbers[positions.get(number, at)] = _NO_SPACE
                 numbers[at], positions[number] = number, at
         return numbers
 
-    def _number(self, space: Space) -> int:
+    def _create_record(self, space: Space) -> int:
         return self._owner.space(space.digest, printable(space.name), space.page_tokens, space.window, space.group)
 
 

@@ -9,6 +9,12 @@ The steps of one request, in this order:
    fails is abandoned, which returns the frames, and is reported as damaged.
 4. *Reported* (`has_read`). A damaged page first leaves the index and the disk (`disk_damaged`). Then the requests that
    wait for the page are answered: what an engine does next must not find the damaged page again.
+5. *Answered* (`_answer`), when the last page of a request has ended or its timeout has passed, and within step 1 if it
+   waits for nothing.
+
+The fleet takes part as one more device, with the number FLEET (`begin`). In step 1 it is granted pages that no device
+has, if the request says their namespaces. Its reports come from `FleetTier`, not through `has_read`, and enter at
+`end_pages`: the fleet keeps its own counts, and a page that is damaged there has no copy on disk to be dropped.
 
 The answer only says when to match again. Engines read bytes of pages that a match has pinned, so a report that is wrong
 or late costs a miss and serves no other bytes. The same holds when the worker dies between two steps: the index takes
@@ -128,7 +134,7 @@ class DiskReads:
         if waiting.open and request.timeout > 0:
             self._wait(waiting, request.timeout)
         else:
-            self._late(waiting)
+            self._answer(waiting)
         return granted
 
     def has_read(self, number: int, report: HasRead) -> None:
@@ -142,7 +148,7 @@ class DiskReads:
         self._faults.report(report.reason)
 
     def end_pages(self, number: int, report: HasRead) -> ReadPages:
-        """Completes some pages of a read command for the requests that wait for them.
+        """Completes some pages of a read command, of a device or the fleet, for the requests that wait for them.
 
         Returns:
             How many pages and bytes were read, and how many pages were not.
@@ -250,10 +256,13 @@ class DiskReads:
     def _wait(self, waiting: WaitingFetch, timeout: float) -> None:
         for serial in waiting.open:
             self._reading[serial].waiting[waiting] = None
-        waiting.timer = self._loop.call_later(timeout, self._late, waiting)
+        waiting.timer = self._loop.call_later(timeout, self._answer, waiting)
 
-    def _late(self, waiting: WaitingFetch) -> None:
-        """Answers a request whose timeout has passed and forgets it, because a disk may hang forever."""
+    def _answer(self, waiting: WaitingFetch) -> None:
+        """Answers a request now, with the pages that are not read yet as missed.
+
+        It waits for no page, or its timeout has passed: then it is forgotten, because a disk may hang forever.
+        """
         if waiting.reply is None:
             return
         for serial in waiting.open:
