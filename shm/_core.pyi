@@ -896,8 +896,8 @@ class Owner:
             The tenant that stored them, if it has its maximum, or 0; and otherwise, as bits, the tenants that have no
             more than their minimum.
         """
-    def find_hurries(self, ahead: int, /) -> bool:
-        """Finds tenants that are about to evict unwritten pages, because their maximum leaves no others.
+    def mark_hurries(self, ahead: int, /) -> bool:
+        """Marks the tenants that are about to evict unwritten pages, because their maximum leaves no others.
 
         Of the whole arena `ahead` frames are to be free or written, and as large a share of their part. Pages of such
         tenants are written first from now on. Returns whether there are any.

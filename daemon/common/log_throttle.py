@@ -39,13 +39,13 @@ class LogThrottle:
 
         The number of lines left out is logged with the first line of the user's next minute.
         """
-        if self.allows(uid, line % facts):
+        if self.count_line(uid, line % facts):
             self._log.log(level, line, *facts, extra=extra)
         else:
             self._minutes[uid].left_out += 1
 
-    def allows(self, uid: int = UNKNOWN_USER, text: str = "") -> bool:
-        """Returns whether a line may be logged now, and if so, counts it. Lines left out here are not counted."""
+    def count_line(self, uid: int = UNKNOWN_USER, text: str = "") -> bool:
+        """Counts a line that is to be logged now. Returns False if it is not to be logged; then it is not counted."""
         lines = self._minute(uid).lines
         if len(lines) >= self._most or lines.count(text) >= SAME:
             return False
@@ -108,7 +108,7 @@ class FaultLog:
     def report(self, reason: str) -> None:
         """Logs that the fault began or ended, if that is news. reason: "" for no fault."""
         self.reason = reason
-        if reason and not self._logged and self._throttle.allows():
+        if reason and not self._logged and self._throttle.count_line():
             self._events.log.warning(self._comes, reason, extra=event(self._events.begins))
             self._logged = True
         elif self._logged and not reason:

@@ -68,10 +68,12 @@ class DiskFlush:
 log = logging.getLogger("pagetierd.disk")
 
 
-def missing_on_disk(owner: Owner) -> UnwrittenPages:
-    """Returns the pages that an open tier lacks, according to its worker's reports so far.
+def require_on_disk(owner: Owner) -> UnwrittenPages:
+    """Changes the write rule to cover all pages.
 
-    From now on the write rule covers all pages. The bytes of pages that are too large for the tier are not counted.
+    Returns:
+        The pages that an open tier lacks, according to its worker's reports so far. The bytes of pages that are too
+        large for the tier are not counted.
     """
     skipped = owner.unwritten().skipped
     owner.disk_rule(WriteRule.THROUGH)  # with this rule the bytes of all pages that can be written are reported

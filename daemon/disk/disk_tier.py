@@ -12,7 +12,7 @@ from pagetier.daemon.config.disk_options import DeviceOptions, DiskOptions
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.backpressure import BackPressure
 from pagetier.daemon.disk.disk_device import DiskDevice
-from pagetier.daemon.disk.disk_flush import DiskFlush, in_memory, log_lost, missing_on_disk
+from pagetier.daemon.disk.disk_flush import DiskFlush, in_memory, log_lost, require_on_disk
 from pagetier.daemon.disk.pending_flushes import Answers
 from pagetier.daemon.disk.reads import DiskReads
 from pagetier.daemon.disk.stop_progress import StopProgress
@@ -102,7 +102,7 @@ class DiskTier:
     def worker_ends(self) -> None:
         """Implements Surroundings.worker_ends()."""
         if self._leaving and self._lost is None:
-            self._lost = missing_on_disk(self._owner)
+            self._lost = require_on_disk(self._owner)
 
     def _add(self, options: DeviceOptions) -> DiskDevice:
         taken = {device.number for device in self._devices}
@@ -141,7 +141,7 @@ class DiskTier:
                 for device in self._devices
             )
         )
-        lost = (self._lost or missing_on_disk(self._owner)) if is_open else in_memory(self._owner)
+        lost = (self._lost or require_on_disk(self._owner)) if is_open else in_memory(self._owner)
         log_lost(lost, why or (self.flush.memory_only_reason if lost.skipped else "they were stored during the stop"))
 
     def _save_lookups(self) -> None:

@@ -135,7 +135,11 @@ class WriteBehind:
         """
         if any(device.awaited for device in self._devices):
             return
-        while any(device.accepts for device in self._devices) and self._due():
+        while any(device.accepts for device in self._devices):
+            ahead = self._ahead()
+            # A tenant whose maximum makes it evict unwritten pages is marked: its pages are then the next ones.
+            if not (self._too_few_written(ahead) or self._owner.mark_hurries(ahead)):
+                break
             if not any(self._write_batch(device) for device in self._in_order()):
                 break
         self.note_work()
@@ -195,13 +199,11 @@ class WriteBehind:
         free = usage.frames - usage.used_frames - usage.ordered_frames
         return free <= 0, usage.ordered_frames, -free / usage.frames if free > 0 else usage.coldest
 
-    def _due(self) -> bool:
+    def _too_few_written(self, ahead: int) -> bool:
+        """Returns whether more pages are to be written so that `ahead` frames are free or written."""
         if self.flush_all or self._options.write == "through":
             return True
-        ahead = self._ahead()
-        if self._owner.frames_before_unwritten(ahead) + self.in_flight < ahead:  # a page has one frame at least
-            return True
-        return self._owner.find_hurries(ahead)
+        return self._owner.frames_before_unwritten(ahead) + self.in_flight < ahead  # a page has one frame at least
 
     def _ahead(self) -> int:
         """Returns how many frames are to be free or written: as many as engines have just stored, within limits.

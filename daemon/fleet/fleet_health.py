@@ -66,7 +66,7 @@ class FleetHealth:
 
     def report_given_up(self, pages: int, why: str) -> None:
         """Logs that pages have left memory unwritten, at most once a minute. `pages` counts them from the start on."""
-        if pages > self._given_up and self._throttle.allows():
+        if pages > self._given_up and self._throttle.count_line():
             count, self._given_up = pages - self._given_up, pages
             line = "%d pages have left memory and are not in the fleet: %s; hosts compute them and what follows them"
             log.warning(line, count, why, extra=event("fleet_given_up", count=count))

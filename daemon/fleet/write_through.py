@@ -136,7 +136,7 @@ class WriteThrough:
     def send_due(self, most: int = _MOST_WRITES) -> None:
         """Sends the writes that are due, up to `most` in progress. take_due() comes first."""
         while self._ready and len(self._writing) < most:
-            if not (pages := self._next_batch()):
+            if not (pages := self._take_batch()):
                 return
             number = next(self._numbers)
             self._writing[number] = (pages, loop_clock.now())
@@ -231,8 +231,12 @@ class WriteThrough:
             self._retries = deque((at, page) for at, page in self._retries if at > now)
             self._ready.extendleft(reversed(due))
 
-    def _next_batch(self) -> list[Page]:
-        """Returns the pages of the next write, head first; none if the rate does not allow it yet."""
+    def _take_batch(self) -> list[Page]:
+        """Takes the pages of the next write off the queue, head first, and charges the rate with their bytes.
+
+        Returns:
+            The pages; none if the rate does not allow it yet.
+        """
         now, pages, nbytes = loop_clock.now(), list[Page](), 0
         if self.rate:
             self._allowed = min(float(self.rate), self._allowed + self.rate * (now - self._allowed_at))

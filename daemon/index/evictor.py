@@ -76,7 +76,7 @@ class Evictor:
     def poll(self) -> EvictionReport:
         """Returns the order of eviction, and logs a change at most twice a minute. For a call a few times a second."""
         report = self.report()
-        if report.state is not self._logged and report.state in _LOGGED and self._throttle.allows():
+        if report.state is not self._logged and report.state in _LOGGED and self._throttle.count_line():
             self._logged = report.state
             _log(logging.INFO, report)
         return report

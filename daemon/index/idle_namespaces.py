@@ -126,7 +126,7 @@ class IdleNamespaces:
     def _warn(self) -> None:
         """Logs a warning if stores were rejected and no namespace is idle."""
         rejected, self._rejected = self._rejected, False
-        if not rejected or not self._warnings.allows():
+        if not rejected or not self._warnings.count_line():
             return
         log.warning(
             "new namespaces rejected, %d used in %s: lower index.namespace_idle or raise index.namespaces"

@@ -169,7 +169,7 @@ class PinQuota:
 
         Called when a store was rejected as full.
         """
-        if not self._throttle.allows():
+        if not self._throttle.count_line():
             return
         attachments = sorted(self._owner.attachments_with_pins(), key=lambda one: one.pinned_bytes, reverse=True)
         if sum(one.pinned_bytes for one in attachments) * 2 >= self._arena_bytes:

@@ -25,7 +25,7 @@ class Shortage:
     def check(self) -> None:
         """Logs a new shortage, at most once a minute. Cheap, for a call a few times a second."""
         before, self._lacked = self._lacked, self._owner.lacks_memory
-        if self._lacked and not before and self._throttle.allows():
+        if self._lacked and not before and self._throttle.count_line():
             log.warning(
                 "no memory for more of the arena: pages are evicted early, stores rejected, until /dev/shm has room",
                 extra=event("arena_short"),

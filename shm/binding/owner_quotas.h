@@ -111,14 +111,14 @@ static PyObject *owner_quota_refusal(Owner *self, PyObject *unused)
     return Py_BuildValue("(II)", (unsigned int)refusal->at_maximum, (unsigned int)refusal->protected);
 }
 
-/* find_hurries(ahead) -> whether a tenant with a maximum is about to evict unwritten
- * pages; such pages are written first. */
-static PyObject *owner_find_hurries(Owner *self, PyObject *args)
+/* mark_hurries(ahead) -> marks tenants with a maximum that are about to evict unwritten
+ * pages; such pages are written first. Returns whether there is one. */
+static PyObject *owner_mark_hurries(Owner *self, PyObject *args)
 {
     unsigned long long ahead;
     if (!owner_ready(self) || !PyArg_ParseTuple(args, "K", &ahead))
         return NULL;
-    return PyBool_FromLong(pt_find_hurries(&self->shared, ahead));
+    return PyBool_FromLong(pt_mark_hurries(&self->shared, ahead));
 }
 
 /* tenant_of(name) -> the tenant of the namespaces with this name. */

@@ -41,7 +41,7 @@ static PyMethodDef owner_methods[] = {
     {"tenants", (PyCFunction)owner_tenants, METH_NOARGS, NULL},
     {"tenant_of", (PyCFunction)owner_tenant_of, METH_VARARGS, NULL},
     {"quota_refusal", (PyCFunction)owner_quota_refusal, METH_NOARGS, NULL},
-    {"find_hurries", (PyCFunction)owner_find_hurries, METH_VARARGS, NULL},
+    {"mark_hurries", (PyCFunction)owner_mark_hurries, METH_VARARGS, NULL},
     {"hint", (PyCFunction)owner_hint, METH_VARARGS, NULL},
     {"keep", (PyCFunction)owner_keep, METH_VARARGS, NULL},
     {"unkeep", (PyCFunction)owner_unkeep, METH_VARARGS, NULL},

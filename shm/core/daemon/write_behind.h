@@ -71,10 +71,10 @@ static inline uint64_t pt_frames_before_unwritten(const pt_owner *o, uint32_t te
     return own < all ? own : all;
 }
 
-/* Finds the tenants that are about to evict unwritten pages because of their maximum: `ahead` frames of the
+/* Marks the tenants that are about to evict unwritten pages because of their maximum: `ahead` frames of the
  * whole arena are to be free or written, and as large a share of theirs. Their pages are written first from
  * now on. Returns whether there is one. */
-static inline bool pt_find_hurries(pt_owner *o, uint64_t ahead)
+static inline bool pt_mark_hurries(pt_owner *o, uint64_t ahead)
 {
     bool any = false;
     for (uint32_t tenant = 1; tenant < o->tenants.count; tenant++) {
