@@ -86,7 +86,7 @@ class _Life:
         self._publisher = StatusPublisher(segments.owner)
         self._removed = RemovedSegments(segments)
         self._upkeep = Upkeep(server.restore, Orphans().reap, self._removed.check)
-        self._way = StopRequest.STOP if segments.origin is Origin.MADE else StopRequest.HAND_OVER
+        self._stop_request = StopRequest.STOP if segments.origin is Origin.MADE else StopRequest.HAND_OVER
         self._leaving = asyncio.Event()
         self._halt = threading.Event()
         self._service: Service | None = None
@@ -97,9 +97,9 @@ class _Life:
         self._frames_logged = False
         self._status_due = float("inf")
 
-    def leave(self, way: StopRequest) -> None:
+    def leave(self, request: StopRequest) -> None:
         """Handles a stop signal."""
-        self._way = meant_by(way, self._context.keep_while)
+        self._stop_request = meant_by(request, self._context.keep_while)
         self._halt.set()
         self._leaving.set()
 
@@ -156,10 +156,10 @@ class _Life:
         """Writes unwritten pages to disk before a stop releases the memory, or if no daemon can find it any more."""
         if self._service is None:
             return
-        if self._way is StopRequest.HAND_OVER and self._removed.check():
-            self._way = StopRequest.STOP
+        if self._stop_request is StopRequest.HAND_OVER and self._removed.check():
+            self._stop_request = StopRequest.STOP
         self._publisher.note_progress(PhaseProgress(Phase.STOPPING))
-        if self._way is StopRequest.STOP:
+        if self._stop_request is StopRequest.STOP:
             self._notifier.stopping("writing unwritten pages to disk", self._config.disk.stop_timeout + _LEAVING_S)
             await self._service.fleet.stop()
             await self._service.disk.stop(self._config.disk.stop_timeout)
@@ -167,7 +167,7 @@ class _Life:
 
     def end(self) -> None:
         """Leaves as the signal requested. After an error at the start, adopted pages stay."""
-        self._notifier.stopping(self._way.value, _LEAVING_S)
+        self._notifier.stopping(self._stop_request.value, _LEAVING_S)
         # The socket is removed first: when the segments are released, the next daemon may create one of this name.
         self._server.stop()
         if self._http is not None:
@@ -176,12 +176,12 @@ class _Life:
         if self._service is not None:
             self._service.close()
         point("run.quiet")
-        if self._way is StopRequest.STOP:
+        if self._stop_request is StopRequest.STOP:
             self._segments.remove()
         else:
             self._segments.release()
         point("run.over")
-        log.info("stopped: %s", self._way.value, extra=event("stopped", way=self._way.name.lower()))
+        log.info("stopped: %s", self._stop_request.value, extra=event("stopped", way=self._stop_request.name.lower()))
 
     async def _serve(self) -> Service:
         if self._config.arena.prefault == "lazy" or not self._segments.whole:

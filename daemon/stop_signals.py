@@ -29,13 +29,13 @@ SIGNALS = {
 EARLY = (signal.SIGHUP, signal.SIGUSR1)
 
 
-def meant_by(way: StopRequest, keep_while: Path | None) -> StopRequest:
+def meant_by(request: StopRequest, keep_while: Path | None) -> StopRequest:
     """Returns the effective request: a stop is a hand-over while a file or folder exists at `keep_while`.
 
     A service manager sends SIGTERM for a stop and for a restart; it announces a restart by that file.
     """
-    kept = way is StopRequest.STOP and keep_while is not None and keep_while.exists()
-    return StopRequest.HAND_OVER if kept else way
+    kept = request is StopRequest.STOP and keep_while is not None and keep_while.exists()
+    return StopRequest.HAND_OVER if kept else request
 
 
 class Reported:
@@ -71,8 +71,8 @@ class Reported:
     ) -> None:
         """Calls one of both in the loop for each signal from now on, and at once for those that were recorded."""
         loop.add_signal_handler(signal.SIGHUP, reload)
-        for number, way in SIGNALS.items():
-            loop.add_signal_handler(number, leave, way)
+        for number, request in SIGNALS.items():
+            loop.add_signal_handler(number, leave, request)
         for came in map(signal.Signals, self._came):
             reload() if came is signal.SIGHUP else leave(SIGNALS[came])
 

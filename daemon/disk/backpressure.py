@@ -65,20 +65,20 @@ class BackPressure:
         if not self._waiting and self._room(frames, tenant):
             serve()
             return
-        timer = self._loop.call_later(self._patience, self._release_first)
+        timer = self._loop.call_later(self._patience, self._serve_first)
         self._waiting.append(_WaitingStore(frames, tenant, serve, timer))
 
-    def release_ready(self) -> None:
-        """Releases the stores that have room now. Call it after pages were written."""
+    def serve_ready(self) -> None:
+        """Serves the stores that have room now. Call it after pages were written."""
         writing = self._writer.writing
         while self._waiting and (not writing or self._room(self._waiting[0].frames, self._waiting[0].tenant)):
-            self._release_first()
+            self._serve_first()
 
     def _room(self, frames: int, tenant: int) -> bool:
         return self._owner.frames_before_unwritten(frames, tenant) >= frames
 
-    def _release_first(self) -> None:
-        """Releases the store that has waited longest, which is the one whose timer fires first."""
+    def _serve_first(self) -> None:
+        """Serves the store that has waited longest, which is the one whose timer fires first."""
         if self._waiting:
             first = self._waiting.popleft()
             first.timer.cancel()

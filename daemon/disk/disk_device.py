@@ -203,7 +203,7 @@ class DiskDevice:
         self.health.forget()  # the reason why there is no worker matters more than failed writes
         self._tier.write_behind.note_work()
         self.flushes.lost()
-        self._tier.backpressure.release_ready()
+        self._tier.backpressure.serve_ready()
         self._tier.reads.lost(self.number)
         point("disk.lost")
         self._report_down(why)
@@ -231,7 +231,7 @@ class DiskDevice:
         self.health.wrote(report, write.drops)  # before more is sent: a device that failed is left out
         self._tier.write_behind.wrote(self.number, write, report)
         self.flushes.done(report.number, report.reason)
-        self._tier.backpressure.release_ready()  # last: pages that were just written may leave for a store
+        self._tier.backpressure.serve_ready()  # last: pages that were just written may leave for a store
 
     def tidy(self, sync_s: float) -> None:
         """Sends due drops, and a sync if none was sent for `sync_s` seconds. Called a few times a second."""

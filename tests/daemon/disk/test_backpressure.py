@@ -63,10 +63,10 @@ async def test_a_store_that_would_evict_unwritten_pages_waits_for_the_disk(place
     stores = Stores(backlog(place, patience=10))
     stores.ask("a", 4)
     stores.ask("b", 1)  # not before the stores that arrived earlier
-    stores.waiting.release_ready()
+    stores.waiting.serve_ready()
     assert stores.served == []
     place.write()
-    stores.waiting.release_ready()
+    stores.waiting.serve_ready()
     assert stores.served == ["a", "b"]
 
 
@@ -88,5 +88,5 @@ async def test_no_store_waits_for_an_idle_disk(place: Place) -> None:
     stores.ask("a", 4)
     writer.writing = False
     stores.ask("b", 4)
-    stores.waiting.release_ready()
+    stores.waiting.serve_ready()
     assert stores.served == ["b", "a"]
