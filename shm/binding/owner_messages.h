@@ -28,7 +28,7 @@ static bool complete_request(Owner *self, const uint64_t *numbers, pt_reserve_me
     r->prompt_count = 1;
     m->space.tenant = tenant_named(self, m->space.name);
     r->slot = (uint32_t)numbers[CALL_SLOT];
-    r->space = pt_space_of(&self->shared.view, &m->space);
+    r->space = pt_intern_space(&self->shared.view, &m->space);
     return r->space != PT_NONE;
 }
 

@@ -313,7 +313,7 @@ static PyObject *owner_space(Owner *self, PyObject *args)
     made.group = (uint8_t)group;
     strncpy(made.name, name, sizeof made.name - 1);
     made.tenant = tenant_named(self, made.name);
-    uint32_t number = pt_space_of(&self->shared.view, &made);
+    uint32_t number = pt_intern_space(&self->shared.view, &made);
     return PyLong_FromLong(number == PT_NONE ? -1 : (long)number);
 }
 

@@ -4,11 +4,11 @@
 
 #include "view.h"
 
-/* Returns the number of the namespace with this digest, and creates the namespace if necessary. Returns
+/* Returns the number of the namespace with this digest: notes its use, or creates it. Returns
  * PT_NONE if the table is full and every namespace has pages. A number means the same namespace only while
  * that namespace has pages, so callers must not keep it. Records are used in order and never freed, so the
  * first unused record ends the search. */
-static inline uint32_t pt_space_of(pt_view *v, const pt_space *wanted)
+static inline uint32_t pt_intern_space(pt_view *v, const pt_space *wanted)
 {
     uint32_t spare = PT_NONE;
     for (uint32_t s = 0; s < v->header->spaces; s++) {

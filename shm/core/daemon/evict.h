@@ -1,5 +1,5 @@
-/* evict.h - eviction from the arena: the coldest page that is not pinned leaves the arena. If it is
- * on disk, a match still finds it there. */
+/* evict.h - decides which page leaves the arena first, and evicts it: the coldest that is not pinned, or the one that
+ * the policy chose. If it is on disk, a match still finds it there. */
 #pragma once
 
 #include "cadence/choose_victim.h"
@@ -77,11 +77,11 @@ static inline pt_candidate pt_chosen(pt_owner *o, uint32_t entry, uint64_t now)
     return (pt_candidate){list, entry, PT_LEAVES, only_here && listed < tick ? listed : tick};
 }
 
-/* Returns the page that should be evicted next, of those that were last used before `before`. */
-static inline pt_candidate pt_next_to_leave(pt_owner *o, uint64_t before, uint64_t now)
+/* Chooses the page that is evicted next, of those that were last used before `before`. */
+static inline pt_candidate pt_choose_next_to_leave(pt_owner *o, uint64_t before, uint64_t now)
 {
     pt_note_full_memory(o);
-    uint32_t entry = pt_cadence_chooses(o) ? pt_least_leaf(o, before, now).entry : PT_NONE;
+    uint32_t entry = pt_cadence_chooses(o) ? pt_choose_leaf(o, before, now).entry : PT_NONE;
     if (entry != PT_NONE)
         return pt_chosen(o, entry, now);
     return pt_least_recently_used(o, before, now);
@@ -218,7 +218,7 @@ static inline bool pt_evict_used_before(pt_owner *o, uint64_t before, uint64_t n
     enum pt_try_evict got;
     uint32_t passed = 0;
     do
-        got = pt_evict_candidate(o, pt_next_to_leave(o, before, now), before, now,
+        got = pt_evict_candidate(o, pt_choose_next_to_leave(o, before, now), before, now,
                                  passed++ < PT_PASSES ? now : pt_lease(o, now));
     while (got == PT_WARMER);
     return got == PT_EVICTED;

@@ -99,8 +99,8 @@ static inline pt_candidate pt_next_unwritten(const pt_owner *o, uint32_t shut)
 }
 
 /* Returns the coldest page that is to be written and was not used since it was listed, of all
- * tenants but those in `shut`, or PT_NONE. */
-static inline uint32_t pt_coldest_unwritten(pt_owner *o, uint32_t shut, uint64_t now)
+ * tenants but those in `shut`, or PT_NONE. Lists those that were used with their true ticks. */
+static inline uint32_t pt_choose_unwritten(pt_owner *o, uint32_t shut, uint64_t now)
 {
     for (;;) {
         pt_candidate c = pt_next_unwritten(o, shut);
@@ -121,7 +121,7 @@ static inline uint32_t pt_start_writes(pt_owner *o, uint32_t device, uint64_t fr
     pt_device *d = &o->disk.devices[device];
     uint32_t count = 0, shut = 0; /* shut: tenants for whose pages the device has no room */
     for (uint64_t used = 0; count < limit && used < frames;) {
-        uint32_t entry = pt_coldest_unwritten(o, shut, now), tenant = entry == PT_NONE ? 0 : pt_tenant_of(o, entry);
+        uint32_t entry = pt_choose_unwritten(o, shut, now), tenant = entry == PT_NONE ? 0 : pt_tenant_of(o, entry);
         if (entry == PT_NONE)
             break;
         if (!pt_disk_make_room(o, d, tenant, o->view.entries[entry].frame_count, now)) {

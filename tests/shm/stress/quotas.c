@@ -210,7 +210,7 @@ static void reuse_a_namespace(trial *t)
     pt_flush(o, space, PT_TIER_MEMORY | PT_TIER_DISK, later(&t->s));
     pt_space wanted = o->view.spaces[space];
     wanted.tenant = (uint8_t)rng_below(&t->random, o->tenants.count);
-    EXPECT(pt_space_of(&o->view, &wanted) == space);
+    EXPECT(pt_intern_space(&o->view, &wanted) == space);
     EXPECT(o->view.spaces[space].listed || o->view.spaces[space].tenant == wanted.tenant);
     expect_sound(o, "after a namespace got another tenant");
 }

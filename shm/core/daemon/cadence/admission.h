@@ -53,11 +53,11 @@ static inline bool pt_may_leave_out(const pt_owner *o, const pt_request *r)
  * page to compare with: then the store gets what room can be made, and the rest is refused. */
 static inline bool pt_evict_worth_less(pt_owner *o, const pt_wanted *w, float own, uint64_t now)
 {
-    pt_offer other = pt_least_leaf(o, now, now);
+    pt_offer other = pt_choose_leaf(o, now, now);
     if (other.entry == PT_NONE)
         return false;
     while (other.entry != PT_NONE && other.worth <= own && pt_update_need(o, w) && pt_evict_offer(o, &other, now))
-        other = pt_least_leaf(o, now, now);
+        other = pt_choose_leaf(o, now, now);
     return true;
 }
 

@@ -195,8 +195,9 @@ static inline void pt_child_leaves(pt_cadence *c, uint32_t parent)
         pt_leaf_add(c, parent);
 }
 
-/* Returns whether `entry` is above `below` in its tree, or may be: a request takes a limited number of steps. */
-static inline bool pt_may_be_above(pt_cadence *c, uint32_t entry, uint32_t below)
+/* Climbs from `below` and returns whether `entry` is above it in its tree, or may be: a request takes a limited number
+ * of steps, which this spends. */
+static inline bool pt_climb_to(pt_cadence *c, uint32_t entry, uint32_t below)
 {
     while (below != PT_NONE && below != entry && c->climb) {
         below = pt_parent_of(c, below);
@@ -212,7 +213,7 @@ static inline void pt_cadence_link(pt_cadence *c, uint32_t entry, uint32_t paren
     pt_cadence_page *p = &c->pages[entry];
     if (parent == PT_NONE || parent == entry || pt_parent_of(c, entry) != PT_NONE)
         return;
-    if (p->named && pt_may_be_above(c, entry, parent))
+    if (p->named && pt_climb_to(c, entry, parent))
         return;
     c->orphans -= p->in_memory && pt_is_orphan(c, entry);
     c->pages[parent].named = true;

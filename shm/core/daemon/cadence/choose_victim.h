@@ -20,9 +20,9 @@ static inline float pt_worth(const pt_cadence *c, uint32_t entry, uint64_t now)
     return pt_is_orphan(c, entry) ? -1 : c->returns.index[class][pt_age_bin(age < gap ? age : gap)];
 }
 
-/* Returns whether a leaf may leave: it is evictable by its tenant's quota too, loses nothing by it, was last used
- * before `before`, is not pinned and not kept. */
-static inline bool pt_may_leave(pt_owner *o, uint32_t entry, uint64_t before, uint64_t now)
+/* Corrects the tick of a leaf and returns whether it may leave: it is evictable by its tenant's quota too, loses
+ * nothing by it, was last used before `before`, is not pinned and not kept. */
+static inline bool pt_qualify_leaf(pt_owner *o, uint32_t entry, uint64_t before, uint64_t now)
 {
     return o->kind->lists(o->ready[0], entry) && pt_precedence_in_memory(o, entry) <= o->tenants.latest &&
            pt_correct_tick(o, entry, now) < before && !pt_is_kept(o, entry, now) &&
@@ -46,7 +46,7 @@ typedef struct {
 
 static inline void pt_offer_leaf(pt_owner *o, uint32_t entry, uint64_t before, uint64_t now, pt_offer *best)
 {
-    if (!pt_may_leave(o, entry, before, now))
+    if (!pt_qualify_leaf(o, entry, before, now))
         return;
     float worth = pt_worth(o->cadence, entry, now);
     bool colder = best->entry != PT_NONE && pt_tick_of(o->cadence, entry) < pt_tick_of(o->cadence, best->entry);
@@ -94,15 +94,15 @@ static inline uint32_t pt_take_next_leaf(pt_owner *o, uint64_t before, uint64_t 
     c->next_leaf = PT_NONE;
     bool leaf = entry != PT_NONE && c->undrawn_left && !c->orphans && c->pages[entry].life == c->next_leaf_life &&
                 c->pages[entry].place != PT_NONE;
-    if (!leaf || !pt_may_leave(o, entry, before, now))
+    if (!leaf || !pt_qualify_leaf(o, entry, before, now))
         return PT_NONE;
     c->undrawn_left--;
     return entry;
 }
 
-/* Returns the leaf that is worth least, of all or of some that are drawn, and of the newest prompt's last page. Where
+/* Chooses the leaf that is worth least, of all or of some that are drawn, and of the newest prompt's last page. Where
  * most leaves are kept or protected, it draws again. */
-static inline pt_offer pt_least_leaf(pt_owner *o, uint64_t before, uint64_t now)
+static inline pt_offer pt_choose_leaf(pt_owner *o, uint64_t before, uint64_t now)
 {
     pt_cadence *c = o->cadence;
     bool first = !o->tenants.need.own_only && pt_tenant_above(o) != PT_NOBODY;
