@@ -30,9 +30,8 @@ class _Pinned:
         self.pinning = Pinning(session.arena_address, session.arena_bytes, register, unregister)
         self.last: dict[object, Event | None] = {}
 
-    @property
-    def in_flight(self) -> bool:
-        """Whether a copy may still access the arena.
+    def forget_completed(self) -> bool:
+        """Forgets the copies that have completed. Returns whether one may still access the arena.
 
         A stream is in order, so its last event covers all earlier copies.
         """
@@ -181,7 +180,7 @@ class PinnedArenas:
         with self._lock:
             while self._pinned:
                 unwanted = self._unwanted()
-                idle = next((pinned for pinned in unwanted if not pinned.in_flight), None)
+                idle = next((pinned for pinned in unwanted if not pinned.forget_completed()), None)
                 if idle is not None:
                     idle.ending = True  # under the lock, so that no copy is enqueued between this and the unpinning
                     return idle

@@ -67,7 +67,7 @@ def test_pages_are_read_while_a_request_waits_for_its_turn(slow: Fleet) -> None:
     engine.share(PROMPT)
     slow.delay(0.02, "delay-get")
     one = engine.arrive("one", PROMPT)
-    assert eventually(lambda: not engine.half.reads.must_wait(engine.half._tracked["one"], 0, clock.now()), LONG_S)
+    assert eventually(lambda: not engine.half.reads.decide_wait(engine.half._tracked["one"], 0, clock.now()), LONG_S)
     assert engine.half.matched(one, 0) == 40 * BLOCK, "at the first time it is asked"
     engine.end()
 

@@ -65,7 +65,7 @@ class LocationChanges(Generic[P]):
         now = clock.now()
         session = self._client.session if self._client.attached else None
         served = session is not None and self._read(session)
-        changes = self._pages.withdraw() if self._served.ended(now, there=served) else []
+        changes = self._pages.withdraw() if self._served.record(now, there=served) else []
         if served and session is not None:
             # The ring is read before pages are located: what changes in between is in the ring again for the next call.
             point("client.events_read")
@@ -92,7 +92,7 @@ class LocationChanges(Generic[P]):
 
     def _assumed(self, session: Session, now: float) -> int:
         """Returns the disk while it may come back with its pages: routers see no gap when its worker is replaced."""
-        if self._disk.ended(now, there=session.disk_complete):
+        if self._disk.record(now, there=session.disk_complete):
             self._pages.sweep()
         return TierFlag.DISK if self._disk.lasts else 0
 
@@ -110,8 +110,8 @@ class _Absence:
         """Whether it is absent, and has not been for longer than the limit."""
         return self._since is not None and not self.is_over
 
-    def ended(self, now: float, *, there: bool) -> bool:
-        """Returns whether the limit has passed just now."""
+    def record(self, now: float, *, there: bool) -> bool:
+        """Records whether it is there. Returns whether the limit has passed just now."""
         if there:
             self._since, self.is_over = None, False
             return False

@@ -101,8 +101,8 @@ class ArrivingPages:
         self._marks.clear()
         self._ended.clear()
 
-    def must_wait(self, tracked: RequestState, computed: int) -> bool:
-        """Returns whether a request waits for the load of another; it needs no lookup in the index.
+    def decide_wait(self, tracked: RequestState, computed: int) -> bool:
+        """Decides whether a request waits for the load of another, and records it; it needs no lookup in the index.
 
         Before vLLM gets an answer, a request that finds less than it waited for waits once more at most. Each other
         wait is for more tokens than the one before, so that their number is bounded.

@@ -101,7 +101,7 @@ class SchedulerHalf:
         tracked.computed = computed
         if tracked.failures >= _TRIES:
             return 0
-        if self._arriving.must_wait(tracked, computed):
+        if self._arriving.decide_wait(tracked, computed):
             tracked.release_hit()
             return None
         found = self._found(tracked, computed)
@@ -271,7 +271,7 @@ class SchedulerHalf:
         keys, found, now = tracked.keys_after(begins), tracked.found, clock.now()
         if found is not None and found.begins == begins and now - found.since < _PINNED_S:
             return found  # new hashes have released the pinned pages
-        if self.reads.must_wait(tracked, computed - begins, now):
+        if self.reads.decide_wait(tracked, computed - begins, now):
             return None
         tracked.release_hit()
         match = self._client.find_groups(keys, limit=tracked.request.num_tokens - 1 - begins)

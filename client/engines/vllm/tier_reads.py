@@ -52,8 +52,8 @@ class TierReads:
             self._thread.submit(match, max(self._disk_timeout, _DISK_S))
         return (fleet and self._ask_fleet(tracked, match, 0)) or reads_disk
 
-    def must_wait(self, tracked: RequestState, known_tokens: int, now: float) -> bool:
-        """Returns whether a request that is due waits for pages that are being read.
+    def decide_wait(self, tracked: RequestState, known_tokens: int, now: float) -> bool:
+        """Decides whether a request that is due waits for pages that are being read; the first call starts the wait.
 
         Args:
             tracked: The request.

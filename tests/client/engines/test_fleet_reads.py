@@ -138,7 +138,7 @@ def test_a_request_waits_for_the_disk_as_long_as_the_limit_says(
     reads = TierReads(SimpleNamespace(session=None), thread, limit)  # type: ignore[arg-type]
     assert reads.begin(tracked, match_of(1, 4 * _PAGE_TOKENS), 0, standing_clock.now) is bool(limit)
     assert thread.disk_s == [disk]
-    assert passes_until(standing_clock, lambda: not reads.must_wait(tracked, 0, standing_clock.now)) == limit
+    assert passes_until(standing_clock, lambda: not reads.decide_wait(tracked, 0, standing_clock.now)) == limit
 
 
 def test_a_request_that_shares_reads_waits_no_longer_than_one_question_and_one_read(
@@ -153,6 +153,6 @@ def test_a_request_that_shares_reads_waits_no_longer_than_one_question_and_one_r
     def is_over() -> bool:
         if not tracked.fleet.waits(standing_clock.now + 2 * _STEP_S):
             tracked.fleet = FleetRead(b"", match_of(1), LIMITS)
-        return not reads.must_wait(tracked, 0, standing_clock.now)
+        return not reads.decide_wait(tracked, 0, standing_clock.now)
 
     assert passes_until(standing_clock, is_over) == ASK_S + READ_S
