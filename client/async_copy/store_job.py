@@ -108,7 +108,7 @@ class StoringJob(CopyJob):
 
     def prepare(self, now: float) -> bool:
         """Implements CopyJob.prepare(). The store starts when the daemon has answered, or its time is over."""
-        if self._is_delayed(now):
+        if self._start_delay(now):
             return False
         if self._pending is None and not self._cancelled:
             # The time starts with the first attempt to send: the daemon has no part in a delay by the device.
@@ -128,13 +128,14 @@ class StoringJob(CopyJob):
             self.reject(_NO_RESPONSE)
         return self._reservation is not None or self.decided
 
-    def _is_delayed(self, now: float) -> bool:
+    def _start_delay(self, now: float) -> bool:
+        """Starts the delay at the first call. Returns whether it still runs."""
         self._begins_at = min(self._begins_at, now + self._delay)
         return bool(self._delay) and now < self._begins_at and not self._cancelled
 
     def retry_after(self, now: float) -> float:
         """Implements CopyJob.retry_after(): the response, a cancel and begin_now() wake the queue."""
-        if self._is_delayed(now):
+        if self._start_delay(now):
             return self._begins_at - now
         ends = self._give_up_at if self._pending is not None else min(self._give_up_at, self._resources.next_attempt)
         return max(0.0, ends - now)
@@ -185,6 +186,7 @@ class StoringJob(CopyJob):
         if self._in_flight:
             self._counts.failed += sum(len(chunk.pages) for chunk in self._in_flight)
             self._reservation.keep()  # the device may still write to their frames, so they are not released
+            # Decided, never ended: callers have the result, and the queue must keep the job until the process ends.
             self._decide(StoreResult(self._reservation.result.codes, reason))
         return bool(self._in_flight)
 
@@ -276,6 +278,7 @@ class StoringJob(CopyJob):
             session.release_arena()
 
     def _settle(self, result: StoreResult) -> None:
+        # Decided: callers have the result, so the store is ready. Ended: the queue forgets the job.
         with self._lock:  # a store that has ended is also ready
             self._decide(result)
             self._ended = True
