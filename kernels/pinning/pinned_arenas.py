@@ -31,9 +31,10 @@ class _Pinned:
         self.last: dict[object, Event | None] = {}
 
     def forget_completed(self) -> bool:
-        """Forgets the copies that have completed. Returns whether one may still access the arena.
+        """Forgets the copies that have completed: a stream is in order, so its last event covers all earlier copies.
 
-        A stream is in order, so its last event covers all earlier copies.
+        Returns:
+            Whether one may still access the arena.
         """
         self.last = {stream: event for stream, event in self.last.items() if event is None or not _came(event)}
         return bool(self.last)

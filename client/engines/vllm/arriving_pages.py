@@ -110,6 +110,9 @@ class ArrivingPages:
         Args:
             tracked: The request.
             computed: The number of its tokens in vLLM's own prefix cache.
+
+        Returns:
+            Whether it waits.
         """
         self.remove(tracked.request.request_id)  # of a load before, if vLLM has freed its blocks
         found_less = computed < tracked.awaited_tokens

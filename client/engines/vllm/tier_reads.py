@@ -59,6 +59,9 @@ class TierReads:
             tracked: The request.
             known_tokens: The number of its tokens that vLLM has itself, without those before the keys of a match.
             now: The time, by the clock.
+
+        Returns:
+            Whether it waits.
         """
         if tracked.prefetch is not None and not tracked.prefetch.ready and now < tracked.disk_wait_ends:
             return True
