@@ -18,7 +18,8 @@ import numpy as np
 from daemon_setup import Stage, settle
 from full_index import ENTRIES, FRAME, SIZES, SPACE, all_keys, fill, find, some_of
 from measure import REPORTED, Result, Unit, at_least, at_most, main, median_times, time_of
-from pagetier.client import Client, FullAttention, GroupKeys, Keys
+from pagetier.client import Client, FullAttention, Keys
+from pagetier.client.adapters import GroupKeys
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import BUILD

@@ -17,7 +17,8 @@ import torch
 
 from daemon_setup import Stage, settle
 from measure import Result, at_most, machine, median_times, time_of
-from pagetier.client import AsyncCopier, Client, Keys, LoadHandle, Namespace
+from pagetier.client import Client, Keys, LoadHandle, Namespace
+from pagetier.client.adapters import AsyncCopier
 from pagetier.kernels.host.host_device import HostDevice
 from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.page_layout import PageLayout

@@ -14,7 +14,8 @@ import pytest
 from child_process import in_child
 from eventually import eventually
 from keyed_pages import SPACE, assert_exact, found, in_memory, page_of, pages_of, prompt, store
-from pagetier.client import Client, Keys, MatchHandle, Outcome, Part
+from pagetier.client import Client, Keys, Outcome
+from pagetier.client.adapters import MatchHandle, Part
 from running_daemon import RunningDaemon, namespace
 
 SIZE, FRAME, FRAMES = 100_000, 65_536, 256

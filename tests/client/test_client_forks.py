@@ -20,7 +20,8 @@ import os, signal, sys, threading
 sys.path.insert(0, sys.argv[1])
 import numpy as np
 from copying_engine import CopyingEngine, slots_of
-from pagetier.client import Blocks, Client, FullAttention, GroupKeys, Namespace
+from pagetier.client import Client, FullAttention, Namespace
+from pagetier.client.adapters import Blocks, GroupKeys
 
 ARENA = "64MiB"
 

@@ -11,7 +11,8 @@ import pytest
 from eventually import eventually
 from interrupted_calls import Interrupt, each_interrupt
 from keyed_pages import found, prompt, store
-from pagetier.client import Client, Keys, Part
+from pagetier.client import Client, Keys
+from pagetier.client.adapters import Part
 from running_daemon import START_S, RunningDaemon
 
 SIZE = 1000

@@ -17,7 +17,8 @@ import pytest
 from child_process import in_child
 from eventually import Second, Stopwatch, eventually
 from keyed_pages import assert_exact, found, in_memory, page_of, prompt, store
-from pagetier.client import Client, Match, Outcome, Part
+from pagetier.client import Client, Match, Outcome
+from pagetier.client.adapters import Part
 from rescued_wait import HOUR_S, rescued_by
 from running_daemon import START_S, RunningDaemon
 

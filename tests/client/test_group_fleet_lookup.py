@@ -14,7 +14,8 @@ import pytest
 
 from eventually import eventually
 from fleet_host import PATIENT, FleetHost
-from pagetier.client import FullAttention, Group, GroupKeys, GroupLocation, GroupMatch, Recurrent, SlidingWindow
+from pagetier.client import FullAttention, GroupMatch, Recurrent, SlidingWindow
+from pagetier.client.adapters import Group, GroupKeys, GroupLocation
 from pagetier.daemon.status.disk_report import Standing
 from running_daemon import RunningDaemon, namespace
 

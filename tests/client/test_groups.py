@@ -18,18 +18,8 @@ from disk_daemon import write_through
 from eventually import eventually
 from fake_disk import FakeDiskDaemon
 from keyed_pages import assert_exact, prompt, store
-from pagetier.client import (
-    ChunkedAttention,
-    Client,
-    FullAttention,
-    Group,
-    GroupKeys,
-    GroupMatch,
-    Keys,
-    Lookup,
-    Recurrent,
-    SlidingWindow,
-)
+from pagetier.client import ChunkedAttention, Client, FullAttention, GroupMatch, Keys, Recurrent, SlidingWindow
+from pagetier.client.adapters import Group, GroupKeys, Lookup
 from pagetier.client.groups import grain_of
 from pagetier.shm._core import AttachmentCounts, Observer
 from running_daemon import namespace

@@ -11,7 +11,8 @@ import pytest
 from eventually import eventually
 from keyed_pages import in_memory, prompt
 from leaving_out import NEW_PAGES, PAGE, small_daemon, until_left_out, use, use_all_that_return
-from pagetier.client import Client, Keys, Outcome, Part
+from pagetier.client import Client, Keys, Outcome
+from pagetier.client.adapters import Part
 from pagetier.daemon.status.eviction_report import EvictionState
 from pagetier.shm.exit_codes import Exit
 from running_daemon import RunningDaemon

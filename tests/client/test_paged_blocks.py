@@ -11,7 +11,8 @@ import torch
 
 from copying_engine import BLOCK, BLOCKS, PagedEngine, slots_of
 from fake_disk import FakeDiskDaemon
-from pagetier.client import Blocks, Client, Keys, Outcome, Part
+from pagetier.client import Client, Keys, Outcome
+from pagetier.client.adapters import Blocks, Part
 from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.page_layout import PageLayout, Shard
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map

@@ -14,7 +14,8 @@ from child_process import in_child
 from eventually import eventually
 from fake_daemon import FakeDaemon, Peer
 from keyed_pages import in_memory, prompt
-from pagetier.client import Client, Outcome, Part, PendingReservation
+from pagetier.client import Client, Outcome
+from pagetier.client.adapters import Part, PendingReservation
 from pagetier.shm.protocol import Reserve
 from rescued_wait import HOUR_S, rescued_by
 from running_daemon import CALL_S, RunningDaemon, namespace

@@ -19,7 +19,8 @@ from fake_daemon import Peer
 from fake_disk import FakeDiskDaemon
 from keyed_pages import in_memory, prompt, store
 from link_fixtures import never_block
-from pagetier.client import Client, Keys, Prefetch
+from pagetier.client import Client, Keys
+from pagetier.client.adapters import Prefetch
 from pagetier.client.prefetch import RESPONSE_S
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome, Findings, Reserved

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagetier.client import LAYOUT_NAMES, CacheGroup, Client, FullAttention, LayoutError, Recurrent
+from pagetier.client import CacheGroup, Client, FullAttention, LayoutError, Recurrent
+from pagetier.client.adapters import LAYOUT_NAMES
 from pagetier.kernels.layout import engine_layouts
 
 BLOCKS, BLOCK, HEADS, DIM = 6, 16, 4, 8

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pagetier.client import AsyncCopier, Client, Keys, LoadHandle, Namespace
+from pagetier.client import Client, Keys, LoadHandle, Namespace
+from pagetier.client.adapters import AsyncCopier
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.host.host_device import HostDevice
 from pagetier.kernels.layout import engine_layouts

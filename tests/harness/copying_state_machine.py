@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from copying_world import BLOCKS, MOST_PAGES, PAGE_BLOCKS, SPACE, CopyingWorld, Process, keys_of
 from fake_device import EngineEvent
 from keyed_pages import pages_of
-from pagetier.client import AsyncCopier, Keys, LoadHandle, Match, StoreHandle
+from pagetier.client import Keys, LoadHandle, Match, StoreHandle
+from pagetier.client.adapters import AsyncCopier
 from pagetier.kernels.config.copy_settings import CopySettings
 
 PAGE = 6016

@@ -12,7 +12,8 @@ import numpy as np
 from anonymous_segments import DAY_NS, Memory, attach
 from fake_device import FakeDevice
 from keyed_pages import assert_exact, page_of
-from pagetier.client import AsyncCopier, Keys, Namespace, Part, PendingReservation
+from pagetier.client import Keys, Namespace
+from pagetier.client.adapters import AsyncCopier, Part, PendingReservation
 from pagetier.client.async_copy.stream_queue import StreamQueue
 from pagetier.client.attachment import Attachment, LinkedSession
 from pagetier.client.pending_reservation import reservation_request

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from oracle.page_contents import words, wrong
-from pagetier.client import Client, Keys, Part, StoreResult
+from pagetier.client import Client, Keys, StoreResult
+from pagetier.client.adapters import Part
 from pagetier.client.paged_blocks import WHOLE
 from running_daemon import namespace
 

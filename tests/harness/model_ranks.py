@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.client import Blocks, Client, Keys, Namespace
+from pagetier.client import Client, Keys, Namespace
+from pagetier.client.adapters import Blocks
 from pagetier.kernels.host.copy import gather
 from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.cache_layout import CacheLayout

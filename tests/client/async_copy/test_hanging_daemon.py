@@ -13,7 +13,8 @@ import pytest
 
 from copying_engine import BLOCK, LAYERS, LONG_S, TOKENS, CopyingEngine, release_arena, slots_of
 from eventually import eventually
-from pagetier.client import AsyncCopier, Client, Keys, Outcome, Part, PendingReservation, StoreHandle
+from pagetier.client import Client, Keys, Outcome, StoreHandle
+from pagetier.client.adapters import AsyncCopier, Part, PendingReservation
 from pagetier.client.async_copy import stream_queue
 from pagetier.client.async_copy.stream_queue import StreamQueue
 from pagetier.kernels.config.copy_settings import CopySettings

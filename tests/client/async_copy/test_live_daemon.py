@@ -14,7 +14,8 @@ import pytest
 from copying_engine import BLOCK, BLOCKS, LAYERS, LONG_S, TOKENS, CopyingEngine, slots_of
 from eventually import eventually
 from interrupted_calls import each_interrupt
-from pagetier.client import AsyncCopier, Client, Namespace, Outcome, StoreHandle
+from pagetier.client import Client, Namespace, Outcome, StoreHandle
+from pagetier.client.adapters import AsyncCopier
 from pagetier.kernels.host.host_device import HostDevice
 from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.page_layout import PageLayout, Shard

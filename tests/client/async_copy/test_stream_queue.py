@@ -12,7 +12,8 @@ from copying_world import LAYERS, PAGE_BLOCKS, CopyingWorld, Process, keys_of
 from eventually import eventually
 from fake_device import EngineEvent, FakeStream
 from keyed_pages import assert_exact, pages_of
-from pagetier.client import AsyncCopier, Match, Outcome, StoreHandle
+from pagetier.client import Match, Outcome, StoreHandle
+from pagetier.client.adapters import AsyncCopier
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.device import Copy
 from pagetier.kernels.layout.struct_dtypes import token_rows

@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from core_records import lock_words
 from eventually import pace
-from pagetier.client import Client, Keys, Match, Reservation
+from pagetier.client import Client, Keys, Match
+from pagetier.client.adapters import Reservation
 from pagetier.shm._core import Observer
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import BUILD, Attach

@@ -17,7 +17,8 @@ import pytest
 from child_process import ChildProcess, all_answers, attached
 from eventually import Second, eventually
 from keyed_pages import PAGE, assert_exact, found, pages_of, prompt, store
-from pagetier.client import Client, Part
+from pagetier.client import Client
+from pagetier.client.adapters import Part
 from running_daemon import RunningDaemon
 
 FRAMES = 64

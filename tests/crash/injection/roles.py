@@ -17,7 +17,8 @@ from injection.colliding_pages import PAGE, SEED, SPACE, keys_of
 from oracle.journal import Journal, Reported
 from oracle.page_contents import words
 from oracle.witness import PromptPage, Verified, Witness
-from pagetier.client import Blocks, Client, Hint, Match, MatchHandle, Part, Reservation
+from pagetier.client import Client, Hint, Match
+from pagetier.client.adapters import Blocks, MatchHandle, Part, Reservation
 from pagetier.client.engines.events.changes import LocationChanges
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, SlidingWindow

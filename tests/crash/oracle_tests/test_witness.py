@@ -13,7 +13,8 @@ from oracle.checker import Kind, findings
 from oracle.journal import Journal, Reported, read_journals
 from oracle.samples import Caps, end_of, segments_bytes, taken
 from oracle.witness import Verified, Witness
-from pagetier.client import Client, Part
+from pagetier.client import Client
+from pagetier.client.adapters import Part
 from running_daemon import RunningDaemon, namespace
 
 PAGE = 64 << 10

@@ -11,7 +11,8 @@ from typing import Final
 import msgspec
 
 from oracle.journal import Reported
-from pagetier.client import Match, MatchHandle, Part
+from pagetier.client import Match
+from pagetier.client.adapters import MatchHandle, Part
 from simulator.engine import EngineContext, SimulatedEngine
 from simulator.scenes import Chain, chain_of
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from oracle.journal import Journal, Reported
 from oracle.page_contents import words, wrong
-from pagetier.client import Client, Keys, Match, Outcome, Part, Reservation, StoreResult
+from pagetier.client import Client, Keys, Match, Outcome, StoreResult
+from pagetier.client.adapters import Part, Reservation
 from pagetier.client.paged_blocks import WHOLE
 
 _REPORTED_AS: Final = {

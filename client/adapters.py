@@ -1,0 +1,36 @@
+"""The parts below a registered cache, for authors of engine adapters: blocks, copiers, reservations and fleet lookups.
+
+Everything else that an engine needs is in `pagetier.client`.
+"""
+
+from pagetier.client.async_copy import AsyncCopier, open_copier
+from pagetier.client.fleet_lookup import Location
+from pagetier.client.group_fleet_lookup import GroupLocation, LocatedHit
+from pagetier.client.group_match import GroupKeys, Lookup
+from pagetier.client.groups import Group
+from pagetier.client.match import MatchHandle
+from pagetier.client.paged_blocks import Blocks, Part
+from pagetier.client.pending_reservation import PendingReservation
+from pagetier.client.prefetch import Prefetch
+from pagetier.client.reservation import Reservation
+from pagetier.kernels.layout.named_layouts import LAYOUT_NAMES
+from pagetier.shm.protocol import Prompt
+
+__all__ = [
+    "LAYOUT_NAMES",
+    "AsyncCopier",
+    "Blocks",
+    "Group",
+    "GroupKeys",
+    "GroupLocation",
+    "LocatedHit",
+    "Location",
+    "Lookup",
+    "MatchHandle",
+    "Part",
+    "PendingReservation",
+    "Prefetch",
+    "Prompt",
+    "Reservation",
+    "open_copier",
+]

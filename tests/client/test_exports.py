@@ -1,0 +1,17 @@
+"""What `pagetier.client` and `pagetier.client.adapters` export."""
+
+from __future__ import annotations
+
+from pagetier import client
+from pagetier.client import adapters
+
+
+def test_every_name_is_exported_once_and_exists() -> None:
+    exported = [*client.__all__, *adapters.__all__]
+    assert len(exported) == len(set(exported))
+    for module in (client, adapters):
+        assert [name for name in module.__all__ if not hasattr(module, name)] == []
+
+
+def test_an_engine_needs_few_names() -> None:
+    assert len(client.__all__) <= 24
