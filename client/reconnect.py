@@ -17,7 +17,7 @@ import msgspec
 
 from pagetier.shm.daemon_link import Greeting, Link, LinkError, RefusedError
 from pagetier.shm.failpoints import point
-from pagetier.shm.protocol import Attach
+from pagetier.shm.protocol import Attach, Welcome
 from pagetier.shm.safe_event import SafeEvent
 from pagetier.shm.timed_get import get_in_time
 
@@ -45,10 +45,12 @@ class LinkEvent(msgspec.Struct, frozen=True):
     Attributes:
         state: The new state.
         detail: The daemon's socket and the slot if the client is attached, otherwise the reason why it is not.
+        extras: What the daemon has if the client is attached; see Welcome.
     """
 
     state: LinkState
     detail: str
+    extras: tuple[str, ...] = ()
 
 
 class ReconnectListener(Protocol):
@@ -174,9 +176,9 @@ class ReconnectThread:
             if not self._leaving:
                 point("client.connected")
                 self._listener.connected()
-                slot = self._greet(link)
+                welcome = self._greet(link)
                 point("client.attached")
-                self._report(LinkState.ATTACHED, f"{path} in slot {slot}")
+                self._report(LinkState.ATTACHED, f"{path} in slot {welcome.slot}", welcome.extras)
                 self._listen(link)
         finally:
             # Detach needs the connection, so it comes first. Open requests fail last: no thread can send any more then.
@@ -186,8 +188,8 @@ class ReconnectThread:
             link.close()
             self._listener.disconnected()
 
-    def _greet(self, link: Link) -> int:
-        """Attaches and returns the slot. The slot is returned at once if the segments cannot be used."""
+    def _greet(self, link: Link) -> Welcome:
+        """Attaches and returns the daemon's answer. The slot is returned at once if the segments cannot be used."""
         # Set before Attach is sent: if its answer is lost, the daemon may have assigned a slot. A daemon that rejects
         # the client has assigned none, but a slot from an earlier attempt stays ours.
         had_slot, self._has_slot = self._has_slot, True
@@ -203,7 +205,7 @@ class ReconnectThread:
             with contextlib.suppress(LinkError):
                 link.detach(_GOODBYE_S)
             raise
-        return greeting.welcome.slot
+        return greeting.welcome
 
     def _listen(self, link: Link) -> None:
         try:
@@ -254,8 +256,8 @@ class ReconnectThread:
         if not lost or pause >= _LONGEST_PAUSE_S:
             self._report(LinkState.UNREACHABLE, why)
 
-    def _report(self, state: LinkState, detail: str) -> None:
-        event, last = LinkEvent(state, detail), self._reported
+    def _report(self, state: LinkState, detail: str, extras: tuple[str, ...] = ()) -> None:
+        event, last = LinkEvent(state, detail, extras), self._reported
         if not self._leaving and (last is None or _differ(event, last)):
             self._listener.report(event)
         self._reported = event

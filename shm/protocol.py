@@ -23,6 +23,8 @@ HINT_KEYS: Final = 1 << 16  # maximum pages of one HintPages
 FORGET_KEYS: Final = 64  # maximum pages of one Forget, which are overwritten between two other requests
 FORGET: Final = "forget"  # in Welcome.extras: the daemon understands Forget
 HINTS, PREFETCH = "hints", "prefetch"  # in Welcome.extras: HintPages, and Fetch of observers who may attach
+UNDERSTOOD: Final = (HINTS, PREFETCH, FORGET)
+DISK: Final = "disk"  # in Welcome.extras: the daemon has a disk tier, which it may still be opening
 GREETING_LIMIT: Final = 2 << 20
 
 
@@ -56,7 +58,7 @@ class Welcome(Message, frozen=True):
     """Accepts Attach or Observe. Sent with the descriptors of index, lock words and, for an engine, the arena.
 
     Attributes:
-        extras: What this daemon understands beyond the first builds of the protocol; a daemon of those sends none.
+        extras: What this daemon understands and has beyond the first builds of the protocol, which send none.
     """
 
     slot: int

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Final
 
+from pagetier.client.engines.switch import SettingsOrigin
 from pagetier.client.reconnect import LinkEvent, LinkState
 from pagetier.shm._core import Session
-
-_GIB: Final = 1 << 30
+from pagetier.shm.protocol import DISK
+from pagetier.shm.units import format_size
 
 
 class AttachmentLog:
@@ -18,14 +18,14 @@ class AttachmentLog:
 
     Args:
         log: The engine's log.
-        place: The engine's option that contains the setting `socket`.
+        origin: Where the engine's settings are from.
     """
 
-    def __init__(self, log: logging.Logger, place: str) -> None:
-        self._log, self._place = log, place
+    def __init__(self, log: logging.Logger, origin: SettingsOrigin) -> None:
+        self._log, self._origin = log, origin
         self._lock = threading.Lock()
         self._event: LinkEvent | None = None
-        self._describe: Callable[[], str] | None = None
+        self._describe: Callable[[LinkEvent], str] | None = None
         self._word = "attached"
 
     def on_link(self, event: LinkEvent) -> None:
@@ -42,32 +42,37 @@ class AttachmentLog:
         if event.state is LinkState.REJECTED:
             self._log.warning("pagetier %s", self._consequence(event))
 
-    def opened(self, describe: Callable[[], str]) -> None:
-        """Logs the attachment if there is one: from now on `describe` returns what the engine caches."""
+    def opened(self, describe: Callable[[LinkEvent], str]) -> None:
+        """Logs the attachment if there is one: from now on `describe` returns what the engine caches of it."""
         with self._lock:
             self._describe = describe
             self._log_attached()
 
     def _log_attached(self) -> None:
-        if self._describe is None or self._event is None or self._event.state is not LinkState.ATTACHED:
+        event = self._event
+        if self._describe is None or event is None or event.state is not LinkState.ATTACHED:
             return
-        self._log.info("pagetier %s to %s: %s", self._word, self._event.detail, self._describe())
+        self._log.info("pagetier %s to %s: %s%s", self._word, event.detail, self._describe(event), self._origin.remark)
         self._word = "attached again"
 
     def _consequence(self, event: LinkEvent) -> str:
+        place, remark = self._origin.place, self._origin.remark
         match event.state:
             case LinkState.LOST:
                 return f"lost its daemon: {event.detail}; nothing is stored until it is back"
             case LinkState.REJECTED:
-                return f"is not attached: {event.detail}; nothing is cached until the daemon accepts this engine"
+                return (
+                    f"is not attached: {event.detail}; nothing is cached until the daemon accepts this engine{remark}"
+                )
             case _:
                 return (
                     f"is not attached: {event.detail}; nothing is cached until a daemon answers: start pagetierd there,"
-                    f' or set "socket" in {self._place}'
+                    f' or set "socket" in {place}{remark}'
                 )
 
 
-def describe_memory(session: Session | None) -> str:
+def describe_memory(session: Session | None, event: LinkEvent) -> str:
     """Returns the sizes of the arena and of the disk tier, which the daemon may still be opening."""
-    arena, disk = (session.arena_bytes, session.disk_bytes) if session is not None else (0, 0)
-    return f"arena {arena / _GIB:.3g} GiB, {f'disk {disk / _GIB:.3g} GiB' if disk else 'no disk tier open'}"
+    arena, nbytes = (session.arena_bytes, session.disk_bytes) if session is not None else (0, 0)
+    without = "disk opening" if DISK in event.extras else "no disk"
+    return f"arena {format_size(arena)}, {f'disk {format_size(nbytes)}' if nbytes else without}"

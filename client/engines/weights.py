@@ -25,6 +25,7 @@ import msgspec
 
 from pagetier.client.engines.file_digests import FileDigests, blob_name, is_blob, user_cache
 
+_SUMMARY: Final = 12
 _START_FIELD: Final = 19  # starttime of proc_pid_stat(5), counted after the name of the program
 _COMMIT: Final = re.compile("[0-9a-f]{40,64}")
 _WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
@@ -73,6 +74,11 @@ class ModelIdentity(msgspec.Struct, frozen=True):
 
     weights: str = ""
     title: str = ""
+
+    @property
+    def summary(self) -> str:
+        """What the log says: engines with the same digest here have the same weights."""
+        return f"weights {self.weights[:_SUMMARY]}" if self.weights else "weights of this engine only"
 
 
 def source_of(config: Any, declared: str, since: int) -> WeightsSource:

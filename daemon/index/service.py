@@ -40,9 +40,8 @@ from pagetier.shm.failpoints import point
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.log_format import event
 from pagetier.shm.protocol import (
-    FORGET,
-    HINTS,
-    PREFETCH,
+    DISK,
+    UNDERSTOOD,
     Attach,
     Check,
     Fetch,
@@ -273,7 +272,8 @@ class Service:
 
     def _welcome(self, slot: int) -> Welcome:
         populated = self._config.arena.prefault == "populate"
-        return Welcome(slot, self._owner.header().segments_id, populated, (HINTS, PREFETCH, FORGET))
+        extras = (*UNDERSTOOD, DISK) if self.disk.configured else UNDERSTOOD
+        return Welcome(slot, self._owner.header().segments_id, populated, extras)
 
     def _tidy(self) -> None:
         """Does the periodic work: settles finished, abandoned and expired reservations, and checks the quotas."""

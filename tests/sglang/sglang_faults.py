@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from sglang import version
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+from sglang.srt.plugins import load_plugins
+from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_model import AnyPrompt, Spec
@@ -69,7 +71,7 @@ class Faults:
             linker.lookup = lambda *asked: [length for length in lookup(*asked) if length <= pages]
 
     def _change(self, what: str) -> None:
-        """Makes the engine one that pagetier does not support."""
+        """Makes the engine one that pagetier does not support, or loads plugins."""
         pool = self.pools.allocator.get_kvcache()
         match what:
             case "version":
@@ -84,3 +86,18 @@ class Faults:
                 self.params.mtp_draft_device_pools = (object(),)
             case "layout":
                 pool.kv_cache_layout = "hnd"
+            case _:
+                _load(what)
+
+
+def _load(what: str) -> None:
+    """Loads plugins in the order that `what` names, as the process of a scheduler does."""
+    if what.startswith("another plugin"):
+        target = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.take_events"
+        HookRegistry.register(target, lambda events, _: events, HookType.AFTER, source=HookSource("other", None))
+    if what.endswith("alone"):
+        HookRegistry.apply_hooks()
+    if what.endswith("entry point"):
+        import sglang.srt.managers.scheduler  # noqa: F401  it is there in the process of a scheduler
+
+        load_plugins()

@@ -24,10 +24,10 @@ from pagetier.client.engines.vllm.setup import (
     namespaces_of,
     open_scheduler,
     open_worker,
+    recompute_failed_loads,
     require_failure_reports,
-    require_recompute,
+    seed_remark,
     shapes_of,
-    warn_of_seed,
     warn_of_switch,
 )
 from pagetier.client.engines.vllm.worker import Finished, WorkerHalf
@@ -51,13 +51,12 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         self._config, self._groups = vllm_config, kv_cache_config
         self._settings = read_settings(vllm_config.kv_transfer_config.kv_connector_extra_config)
-        require_recompute(vllm_config.kv_transfer_config)
+        recompute_failed_loads(vllm_config.kv_transfer_config)
         self._directions = directions_of(vllm_config.kv_transfer_config, self._settings)
         route_logs()
         self._off = is_switched_off(vllm_config, self._settings)
         if role is KVConnectorRole.SCHEDULER:
             warn_of_switch(switched_off=self._off)
-            warn_of_seed(seeded=_BY_REQUEST)
         self._asked_to_open = False
         self._pool: Any = None
         self._pending: PendingScheduler | None = None
@@ -188,7 +187,8 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _open_scheduler(self, shapes: tuple[PageShape, ...]) -> None:
         with reported_as_unsupported(log):
-            self._pending = open_scheduler(self._config, self._groups, shapes, self._pool, self._settings)
+            remark = seed_remark(seeded=_BY_REQUEST)
+            self._pending = open_scheduler(self._config, self._groups, shapes, self._pool, self._settings, remark)
             self._pending.wait(_IDENTIFY_S)
             self._open_if_identified()
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from pagetier.client.engines.attachment_log import describe_memory
 from pagetier.client.engines.vllm.paged_group import PagedGroup
+from pagetier.client.engines.weights import ModelIdentity
+from pagetier.client.reconnect import LinkEvent
 from pagetier.shm._core import Session
 
 log = logging.getLogger("vllm.pagetier")
@@ -34,18 +36,26 @@ def route_logs() -> None:
         ours.setLevel(log.getEffectiveLevel())
 
 
-def describe_cache(session: Session | None, groups: Sequence[PagedGroup], page_bytes: Sequence[int]) -> str:
+def describe_cache(
+    session: Session | None,
+    event: LinkEvent,
+    groups: Sequence[PagedGroup],
+    page_bytes: Sequence[int],
+    identity: ModelIdentity,
+) -> str:
     """Returns what an engine caches, and where.
 
     Args:
         session: The mapped segments.
+        event: The attachment.
         groups: The groups of the model.
         page_bytes: The size of a page of each group.
+        identity: The identity of the model.
     """
     count = f"{len(groups)} group{'s' * (len(groups) > 1)}"
     tokens = "/".join(map(str, sorted({group.kind.page_tokens for group in groups})))
     sizes = "/".join(f"{nbytes / 1024:g}" for nbytes in sorted(set(page_bytes)))
     return (
-        f"{describe_memory(session)}, {count}, pages of {tokens} tokens ({sizes} KiB),"
-        f' namespace "{groups[0].namespace.name}"'
+        f"{describe_memory(session, event)}, {count}, pages of {tokens} tokens ({sizes} KiB),"
+        f' namespace "{groups[0].namespace.name}", {identity.summary}'
     )

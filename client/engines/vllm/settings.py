@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from pagetier.client.engines.fleet_reads import FleetLimits
+from pagetier.client.engines.switch import SettingsOrigin
+
+_OPTION: Final = "kv_connector_extra_config"
 
 
 class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +29,7 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True):
         prefix_caching: Whether this connector follows vLLM's switch `enable_prefix_caching`, or caches always.
         events_lease: Seconds for which pages stay announced to routers while there is no daemon.
         mode: Whether pages are loaded and stored, or only one of both. `kv_role` may exclude one, too.
+        switch: The value of the variable PAGETIER if it turned the connector on; users do not set it.
 
     Raises:
         ValueError: A value is out of range.
@@ -43,6 +47,7 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: Literal["follow", "always"] = "follow"
     events_lease: float = 30.0
     mode: Literal["both", "save_only", "load_only"] = "both"
+    switch: str = ""
 
     def __post_init__(self) -> None:
         for name in ("disk_timeout", "remote_timeout", "remote_ask_timeout", "events_lease"):
@@ -56,6 +61,11 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True):
         """When the fleet is asked, and how long a request waits for it."""
         return FleetLimits(self.remote_timeout, self.remote_least, self.remote_ask_timeout)
 
+    @property
+    def origin(self) -> SettingsOrigin:
+        """Where these settings are from, for the log."""
+        return SettingsOrigin(_OPTION, self.switch)
+
 
 def read_settings(given: Mapping[str, Any]) -> ConnectorSettings:
     """Returns the settings of `kv_connector_extra_config`.
@@ -65,13 +75,12 @@ def read_settings(given: Mapping[str, Any]) -> ConnectorSettings:
     """
     known = ConnectorSettings.__struct_fields__
     if unknown := sorted(set(given) - set(known)):
-        raise ValueError(
-            f"kv_connector_extra_config: unknown key {', '.join(unknown)}; the known keys are {', '.join(known)}"
-        )
+        listed = ", ".join(name for name in known if name != "switch")
+        raise ValueError(f"{_OPTION}: unknown key {', '.join(unknown)}; the known keys are {listed}")
     try:
         return msgspec.convert(dict(given), ConnectorSettings)
     except (msgspec.ValidationError, ValueError) as error:
-        raise ValueError(f"kv_connector_extra_config: {error}") from error
+        raise ValueError(f"{_OPTION}: {error}") from error
 
 
 class Directions(msgspec.Struct, frozen=True):

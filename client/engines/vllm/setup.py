@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import cycle
 from secrets import token_hex
-from typing import Any, Final
+from typing import Any
 
 from pagetier.client.async_copy.copier import open_copier
 from pagetier.client.client import Client
@@ -39,16 +39,14 @@ from pagetier.kernels.layout.transfer import PagedCache
 
 log = logging.getLogger("vllm.pagetier")
 
-_OPTION: Final = "kv_connector_extra_config"
 
+def recompute_failed_loads(transfer: Any) -> None:
+    """Lets vLLM compute what a failed load lacks; by default it ends the request.
 
-def require_recompute(transfer: Any) -> None:
-    """Raises ValueError unless a request whose load fails is recomputed."""
-    policy = getattr(transfer, "kv_load_failure_policy", "recompute")
-    if policy != "recompute":
-        raise ValueError(
-            f'kv_load_failure_policy is "{policy}": set "kv_load_failure_policy": "recompute" in --kv-transfer-config'
-        )
+    vLLM's scheduler reads the policy after it has made the connector. Beside other connectors it reads that of
+    `MultiConnector`, which a connector cannot reach.
+    """
+    transfer.kv_load_failure_policy = "recompute"
 
 
 def require_failure_reports(groups: Any, *, by_request: bool) -> None:
@@ -57,12 +55,14 @@ def require_failure_reports(groups: Any, *, by_request: bool) -> None:
         raise UnsupportedError("models with several groups of layers need vLLM 0.30 or later")
 
 
-def warn_of_seed(*, seeded: bool) -> None:
-    """Warns that engines share no pages: up to 0.29 vLLM hashes blocks with a seed that is random in each process."""
-    if not seeded and not os.environ.get("PYTHONHASHSEED"):
-        log.warning(
-            "pagetier shares no pages with other engines: set PYTHONHASHSEED to the same number for all of them"
-        )
+def seed_remark(*, seeded: bool) -> str:
+    """Returns what the log says if engines share no pages, else "".
+
+    Up to 0.29 vLLM hashes blocks with a seed that is random in each process.
+    """
+    if seeded or os.environ.get("PYTHONHASHSEED"):
+        return ""
+    return ", shared with no other engine: set PYTHONHASHSEED to the same number for all of them"
 
 
 def is_switched_off(config: Any, settings: ConnectorSettings) -> bool:
@@ -111,7 +111,7 @@ def open_worker(config: Any, groups: Any, tensors: Mapping[str, LayerCache], set
         if not names:
             raise UnsupportedError("a pipeline stage without layers of one of the model's kinds is not supported")
         caches.append(paged_cache([tensors[name] for name in names], spec, share.heads, heads))
-    client = _client(settings, AttachmentLog(log, _OPTION).on_rejected)
+    client = _client(settings, AttachmentLog(log, settings.origin).on_rejected)
     rank_groups = []
     for group, cache in zip(groups.kv_cache_groups, caches, strict=True):
         namespace = namespace_of(config, group, _shape(config, group, cache), ModelIdentity(), "")
@@ -129,7 +129,7 @@ def shapes_of(config: Any, groups: Any, worker: WorkerHalf) -> tuple[PageShape, 
 
 
 def open_scheduler(
-    config: Any, groups: Any, shapes: Sequence[PageShape], pool: Any, settings: ConnectorSettings
+    config: Any, groups: Any, shapes: Sequence[PageShape], pool: Any, settings: ConnectorSettings, remark: str = ""
 ) -> PendingScheduler:
     """Returns the scheduler's half, which can be opened once the weights are identified.
 
@@ -139,21 +139,23 @@ def open_scheduler(
         shapes: The page shapes of all divisions of the ranks, on which the workers of each division agree.
         pool: vLLM's BlockPool.
         settings: The connector's settings.
+        remark: What the log says beside what the engine caches.
 
     Raises:
         UnsupportedError: The model has a group of an unknown kind.
     """
     kinds = [kind_of(group.kv_cache_spec) for group in groups.kv_cache_groups]
     sources = weights_sources(config, settings.weights, started_ns())
-    weights = WeightsThread(sources, FileDigests(user_memory()), log, _OPTION)
-    attachment_log = AttachmentLog(log, _OPTION)
+    weights = WeightsThread(sources, FileDigests(user_memory()), log, settings.origin.place)
+    attachment_log = AttachmentLog(log, settings.origin)
     client = _client(settings, attachment_log.on_link)
 
     def opened(identity: ModelIdentity) -> SchedulerHalf:
         salt = settings.salt if identity.weights else token_hex(16)
         namespaces = namespaces_of(config, groups, shapes, identity, salt)
         paged = _paged_groups(config, groups, shapes, namespaces, pool.hash_block_size)
-        attachment_log.opened(lambda: describe_cache(client.session, paged, [shape.nbytes for shape in shapes]))
+        nbytes = [shape.nbytes for shape in shapes]
+        attachment_log.opened(lambda event: describe_cache(client.session, event, paged, nbytes, identity) + remark)
         private = () if identity.weights else namespaces
         divided = len(paged) > len(kinds)  # an event has no place for the share of a rank
         events = None if divided else _kv_cache_events(config, groups, client, pool, settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from copy import deepcopy
 from types import SimpleNamespace
@@ -24,9 +23,9 @@ from pagetier.client.engines.vllm.request_state import LoadedTokens
 from pagetier.client.engines.vllm.settings import ConnectorSettings, Directions, directions_of, read_settings
 from pagetier.client.engines.vllm.setup import (
     is_switched_off,
+    recompute_failed_loads,
     require_failure_reports,
-    require_recompute,
-    warn_of_seed,
+    seed_remark,
     warn_of_switch,
 )
 from pagetier.client.engines.weights import ModelIdentity
@@ -90,11 +89,11 @@ def test_vllms_own_switch_is_followed_unless_the_setting_says_always(
     assert len(caplog.messages) == is_off and all('"prefix_caching": "always"' in line for line in caplog.messages)
 
 
-def test_the_failure_policy_must_be_recompute() -> None:
-    require_recompute(SimpleNamespace(kv_load_failure_policy="recompute"))
-    require_recompute(SimpleNamespace())
-    with pytest.raises(ValueError, match='"kv_load_failure_policy": "recompute"'):
-        require_recompute(SimpleNamespace(kv_load_failure_policy="fail"))
+@pytest.mark.parametrize("given", ["fail", "recompute"])
+def test_the_failure_policy_becomes_recompute(given: str) -> None:
+    transfer = SimpleNamespace(kv_load_failure_policy=given)
+    recompute_failed_loads(transfer)
+    assert transfer.kv_load_failure_policy == "recompute"
 
 
 def test_old_versions_do_not_support_several_groups() -> None:
@@ -106,13 +105,9 @@ def test_old_versions_do_not_support_several_groups() -> None:
 
 
 @pytest.mark.parametrize(("seeded", "seed", "warns"), [(True, "", False), (False, "0", False), (False, "", True)])
-def test_a_random_hash_seed_is_logged(
-    seeded: bool, seed: str, warns: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_random_hash_seed_is_logged(seeded: bool, seed: str, warns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", seed)
-    with caplog.at_level(logging.WARNING):
-        warn_of_seed(seeded=seeded)
-    assert ("PYTHONHASHSEED" in caplog.text) is warns
+    assert ("PYTHONHASHSEED" in seed_remark(seeded=seeded)) is warns
 
 
 def test_each_spec_has_its_kind_of_state() -> None:

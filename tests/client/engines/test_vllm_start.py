@@ -14,11 +14,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from disk_daemon import DiskDaemon
 from eventually import eventually
 from fake_vllm_client import PAGE, request
 from fake_vllm_config import group, vllm_config
 from pagetier.client import Client
-from pagetier.client.engines.attachment_log import AttachmentLog
+from pagetier.client.engines.attachment_log import AttachmentLog, describe_memory
+from pagetier.client.engines.switch import SettingsOrigin
 from pagetier.client.engines.vllm.engine_log import log, route_logs
 from pagetier.client.engines.vllm.messages import StoreCommand
 from pagetier.client.engines.vllm.namespace import PageShape
@@ -27,6 +29,7 @@ from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.engines.vllm.settings import ConnectorSettings
 from pagetier.client.engines.vllm.setup import namespaces_of, open_scheduler
 from pagetier.client.reconnect import LinkEvent, LinkState
+from pagetier.shm.protocol import DISK
 from running_daemon import START_S, RunningDaemon
 from vllm_caches import TOKENS, heads_first
 from vllm_worker_world import ends, worker_of
@@ -209,10 +212,11 @@ def test_one_line_each_says_attached_lost_and_attached_again(
         half.close()
     attached, lost, *late, again = lines_of(caplog)
     assert all("is not attached" in line for line in late), "a start that takes seconds"
-    memory, pages = "arena 0.000977 GiB, no disk tier open", f"pages of {PAGE} tokens (4 KiB)"
+    memory, pages = "arena 1.0 MiB, no disk", f"pages of {PAGE} tokens (4 KiB)"
     described = re.escape(f'{memory}, 1 group, {pages}, namespace "llama ')
     place = re.escape(str(daemon.socket))
-    assert re.fullmatch(rf'pagetier attached to {place} in slot 0: {described}[0-9a-f]{{8}}"', attached)
+    weights = "weights [0-9a-f]{12}"
+    assert re.fullmatch(rf'pagetier attached to {place} in slot 0: {described}[0-9a-f]{{8}}", {weights}', attached)
     assert lost.startswith("pagetier lost its daemon: ") and "until it is back" in lost
     assert again == attached.replace("attached", "attached again")
     assert not [record for record in caplog.records if record.name == "pagetier.client"]
@@ -229,10 +233,41 @@ def test_one_line_says_what_was_tried_and_what_to_do_without_a_daemon(
     half.close()
 
 
+@pytest.mark.parametrize(("extras", "disk"), [((), "no disk"), ((DISK,), "disk opening")])
+def test_a_disk_that_is_being_opened_is_not_called_absent(extras: tuple[str, ...], disk: str) -> None:
+    attached = LinkEvent(LinkState.ATTACHED, "a socket", extras)
+    assert describe_memory(None, attached) == f"arena 0 B, {disk}"
+
+
+def attachment(running: RunningDaemon) -> LinkEvent:
+    """Returns the attachment of a client."""
+    events: list[LinkEvent] = []
+    with Client(running.socket, on_link=events.append):
+        assert eventually(lambda: bool(events))
+    return events[0]
+
+
+def test_a_daemon_says_whether_it_has_a_disk(daemon: RunningDaemon) -> None:
+    with DiskDaemon() as with_disk:
+        assert DISK in attachment(with_disk).extras and DISK not in attachment(daemon).extras
+
+
+def test_the_log_says_what_turned_it_on_and_where_its_settings_are(
+    daemon: RunningDaemon, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        opened(model(tmp_path / "llama"), daemon.socket, switch="mode=load disk_timeout=1s").close()
+        opened(model(tmp_path / "other"), tmp_path / "none.sock", switch="1").close()
+        assert eventually(waits_for(caplog, 2))
+    attached, absent = lines_of(caplog)
+    assert attached.endswith('; PAGETIER="mode=load disk_timeout=1s" turned it on, PAGETIER=0 turns it off')
+    assert absent.endswith('or set "socket" in PAGETIER; PAGETIER=1 turned it on, PAGETIER=0 turns it off')
+
+
 def test_workers_log_only_that_they_are_rejected(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         for state in LinkState:
-            AttachmentLog(log, "an option").on_rejected(LinkEvent(state, "why"))
+            AttachmentLog(log, SettingsOrigin("an option")).on_rejected(LinkEvent(state, "why"))
     assert lines_of(caplog) == ["pagetier is not attached: why; nothing is cached until the daemon accepts this engine"]
 
 

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import torch
-from sglang import version
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.runtime_context import get_parallel, get_server_args
 
 from pagetier.client.engines.sglang.engine.namespace import EngineFacts
+from pagetier.client.engines.sglang.engine.version import VERSION, require_known_version
 from pagetier.client.engines.sglang.pools.device_pools import WINDOW
 from pagetier.client.engines.unsupported import UnsupportedError
 from pagetier.kernels.layout.page_layout import Shard
-
-VERSION: Final = str(version.__version__)
-"""The version of SGLang."""
-
-KNOWN_VERSIONS: Final = ("0.5.23",)
-"""The versions with which this package is tested."""
 
 
 class Ranks:
@@ -83,9 +77,7 @@ def require_known(parallel: Any) -> None:
     Raises:
         UnsupportedError: The message says what to change.
     """
-    if VERSION not in KNOWN_VERSIONS:
-        known = ", ".join(KNOWN_VERSIONS)
-        raise UnsupportedError(f"SGLang {VERSION} is not known: use SGLang {known}, or a pagetier that knows it")
+    require_known_version()
     if parallel.pp_size > 1:
         raise UnsupportedError("pipeline parallelism is not supported yet")
     if parallel.attn_cp_size > 1:

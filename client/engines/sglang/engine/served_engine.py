@@ -48,10 +48,10 @@ class ServedEngine(msgspec.Struct, frozen=True, eq=False):
         return EngineGroup(pool.name, RegisteredCache(client, own, name), pool.layers, pool.page_slots)
 
 
-def weights_thread(facts: EngineFacts, settings: LinkerSettings | StorageSettings, option: str) -> WeightsThread:
-    """Starts to identify the weights of an engine. `option` contains the setting `weights`."""
+def weights_thread(facts: EngineFacts, settings: LinkerSettings | StorageSettings) -> WeightsThread:
+    """Starts to identify the weights of an engine."""
     source = weights_source(facts, settings.weights, started_ns())
-    return WeightsThread([source], FileDigests(user_memory()), log, option)
+    return WeightsThread([source], FileDigests(user_memory()), log, settings.origin.place)
 
 
 def open_client(settings: LinkerSettings | StorageSettings, attachment_log: AttachmentLog, rank: int) -> Client:

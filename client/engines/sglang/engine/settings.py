@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
+
+from pagetier.client.engines.switch import SettingsOrigin
+
+_LINKER_OPTION: Final = "linker_extra_config"
+_STORAGE_OPTION: Final = "--hicache-storage-backend-extra-config"
 
 
 class LinkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -23,6 +28,8 @@ class LinkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         flush: Whether the engine still finds its pages after SGLang has emptied its cache: "keep", or "renew", since
             SGLang empties it when its weights are changed, and does not say so.
         events_lease: Seconds for which pages stay announced to routers while there is no daemon.
+        mode: Whether pages are loaded and stored, or only one of both.
+        switch: The value of the variable PAGETIER if it turned the linker on; users do not set it.
     """
 
     socket: str = ""
@@ -35,6 +42,8 @@ class LinkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     remote_least: int = 256
     flush: Literal["renew", "keep"] = "renew"
     events_lease: float = 30.0
+    mode: Literal["both", "save_only", "load_only"] = "both"
+    switch: str = ""
 
     def __post_init__(self) -> None:
         if not 0 < self.remote_timeout <= 3600:
@@ -42,14 +51,19 @@ class LinkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.remote_least < 1:
             raise ValueError(f"remote_least must be 1 token or more, not {self.remote_least}")
 
+    @property
+    def origin(self) -> SettingsOrigin:
+        """Where these settings are from, for the log."""
+        return SettingsOrigin(_LINKER_OPTION, self.switch)
+
 
 def read_settings(given: Mapping[str, Any]) -> LinkerSettings:
     """Returns the settings. Raises ValueError for an unknown key or a wrong value; the message names it."""
     try:
         return msgspec.convert(dict(given), LinkerSettings)
     except msgspec.ValidationError as error:
-        known = ", ".join(LinkerSettings.__struct_fields__)
-        raise ValueError(f"linker_extra_config: {error}; the known keys are {known}") from error
+        known = ", ".join(name for name in LinkerSettings.__struct_fields__ if name != "switch")
+        raise ValueError(f"{_LINKER_OPTION}: {error}; the known keys are {known}") from error
 
 
 class StorageSettings(msgspec.Struct, frozen=True):
@@ -75,10 +89,15 @@ class StorageSettings(msgspec.Struct, frozen=True):
         if not self.interface_v1:
             raise ValueError('set "interface_v1": 1')
 
+    @property
+    def origin(self) -> SettingsOrigin:
+        """Where these settings are from, for the log."""
+        return SettingsOrigin(_STORAGE_OPTION)
+
 
 def read_storage_settings(given: Mapping[str, Any]) -> StorageSettings:
     """Returns the settings. Raises ValueError for a wrong value; the message names it."""
     try:
         return msgspec.convert(dict(given), StorageSettings)
     except msgspec.ValidationError as error:
-        raise ValueError(f"--hicache-storage-backend-extra-config: {error}") from error
+        raise ValueError(f"{_STORAGE_OPTION}: {error}") from error

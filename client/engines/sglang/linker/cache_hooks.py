@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sglang.srt.disaggregation.kv_events import BlockRemoved, BlockStored
 from sglang.srt.mem_cache.radix_cache import RadixKey
@@ -16,7 +18,10 @@ from pagetier.client.engines.sglang.linker.events import SglangEvents
 from pagetier.client.engines.sglang.linker.transfers import Transfers
 from pagetier.client.engines.sglang.pools.engine_groups import hashes_of
 
+log = logging.getLogger("pagetier.sglang")
+
 _CACHE: Final = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
+_REMEDY: Final = "add pagetier to SGLANG_PLUGINS, or remove that plugin"
 
 
 def sglang_events(client: Client, lease: float) -> SglangEvents:
@@ -25,12 +30,45 @@ def sglang_events(client: Client, lease: float) -> SglangEvents:
 
 
 @cache
+def register_hooks() -> frozenset[str]:
+    """Lets SGLang's radix cache call the linker once hooks are applied. A cache with another linker is not affected.
+
+    Returns:
+        The methods on which hooks were applied before: SGLang skips those that are registered later.
+    """
+    skipped = frozenset(name for name in _HOOKS if f"{_CACHE}.{name}" in HookRegistry._patched)
+    for name, own in _HOOKS.items():
+        HookRegistry.register(f"{_CACHE}.{name}", own.hook, HookType.AFTER)
+    return skipped
+
+
 def install_hooks() -> None:
-    """Lets SGLang's radix cache call the linker from now on. A cache with another linker is not affected."""
-    HookRegistry.register(f"{_CACHE}.take_events", _take_events, HookType.AFTER)
-    HookRegistry.register(f"{_CACHE}.on_release", _on_release, HookType.AFTER)
-    HookRegistry.register(f"{_CACHE}.release_radix_session", _release_radix_session, HookType.AFTER)
+    """Lets SGLang's radix cache call the linker from now on, and logs hooks of others on the same methods.
+
+    The hooks are registered already if SGLang has called the entry point of pagetier.
+    """
+    skipped = register_hooks()
     HookRegistry.apply_hooks()
+    for name in _HOOKS:
+        if others := _foreign_hooks(name):
+            _log_foreign(name, others, skipped=name in skipped)
+
+
+def _foreign_hooks(name: str) -> str:
+    """Returns the names of the plugins that have hooked a method, too."""
+    hooks = HookRegistry._hooks.get(f"{_CACHE}.{name}", ())
+    others = {
+        (source and source.plugin_name) or hook.__module__ for _, hook, source in hooks if hook != _HOOKS[name].hook
+    }
+    return ", ".join(sorted(others))
+
+
+def _log_foreign(name: str, others: str, *, skipped: bool) -> None:
+    if skipped:
+        line = "pagetier %s: a hook of %s on UnifiedRadixCache.%s came first; %s"
+        log.warning(line, _HOOKS[name].missing, others, name, _REMEDY)
+    else:
+        log.warning("pagetier shares UnifiedRadixCache.%s with a hook of %s", name, others)
 
 
 def _transfers(radix_cache: Any) -> Transfers | None:
@@ -60,3 +98,18 @@ def _hashes_of(req: Any, page: int) -> bytes:
     tokens = req.full_untruncated_fill_ids
     key = RadixKey(tokens[: len(tokens) // page * page], req.extra_key, cache_salt=req.cache_salt)
     return hashes_of(get_storage_hash_str(key, None, page_size=page))
+
+
+class _CacheHook(NamedTuple):
+    """A hook, and what pagetier does not do where SGLang does not call it."""
+
+    hook: Callable[..., Any]
+    missing: str
+
+
+_HOOKS: Final = {
+    "take_events": _CacheHook(_take_events, "announces no pages to routers"),
+    "on_release": _CacheHook(_on_release, "passes on no hints of requests"),
+    "release_radix_session": _CacheHook(_release_radix_session, "passes on no ends of sessions"),
+}
+"""The hooks by the methods of SGLang's radix cache."""

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from functools import partial
 from secrets import token_hex
-from typing import Any, Final
+from typing import Any
 
 from pagetier.client.client import Client
 from pagetier.client.engines.attachment_log import AttachmentLog
@@ -27,8 +27,6 @@ from pagetier.client.registration import paged_cache_of
 from pagetier.kernels.config.settings_file import load_settings
 
 log = logging.getLogger("pagetier.sglang")
-
-_OPTION: Final = "linker_extra_config"
 
 
 def open_transfers(
@@ -59,9 +57,9 @@ def open_transfers(
     ranks, facts = Ranks(params), engine_facts(server)
     pools = device_pools(params, heads_of(facts.model))
     engine = ServedEngine(facts, pools, [paged_cache_of(pool.group, ranks.shard) for pool in pools])
-    weights = weights_thread(facts, settings, _OPTION)
+    weights = weights_thread(facts, settings)
     own_salt = ranks.of_first(token_hex(16))
-    attachment_log = AttachmentLog(log, _OPTION)
+    attachment_log = AttachmentLog(log, settings.origin)
     client = open_client(settings, attachment_log, ranks.shard.rank)
     prefetch = PrefetchThread(client)
     reading = None if ranks.shard.rank else ReadingThread(prefetch, _fleet_reads(client, prefetch, settings))
@@ -74,8 +72,10 @@ def open_transfers(
         shared = weights.identity.weights and not facts.adapters and (not flushes or settings.flush == "keep")
         groups = engine.groups(client, weights.identity, settings.salt if shared else f"{own_salt} {flushes}")
         if not flushes:
-            attachment_log.opened(lambda: describe_cache(client.session, groups))
-        return ServedGroups(groups, Lookups(client, groups, reading, settings, several_ranks=ranks.several))
+            identity = weights.identity
+            attachment_log.opened(lambda event: describe_cache(client.session, event, groups, identity))
+        lookups = Lookups(client, groups, reading, settings, several_ranks=ranks.several)
+        return ServedGroups(groups, lookups, settings.mode)
 
     weights.wait(IDENTIFY_S)
     streams = _streams(engine.paged[0].cache.device, forward_stream)

@@ -38,10 +38,12 @@ class ServedGroups(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         groups: The groups, the one with full attention first.
         lookups: Their lookups.
+        mode: The setting `mode`.
     """
 
     groups: tuple[EngineGroup, ...]
     lookups: Lookups
+    mode: str = "both"
 
 
 class Streams(msgspec.Struct, frozen=True, eq=False):
@@ -106,7 +108,8 @@ class Transfers:
         """Returns the lengths in pages that load() can restore, see Lookups.lookup()."""
         try:
             opened = self._ready()
-            return opened.lookups.lookup(request, transfers) if opened else []
+            loads = opened is not None and opened.mode != "save_only"
+            return opened.lookups.lookup(request, transfers) if opened and loads else []
         except Exception:
             log.exception("pagetier: a lookup failed, its request is computed")
             return []
@@ -234,7 +237,7 @@ class Transfers:
 
     def _begin(self, transfers: Sequence[Any]) -> Offload:
         opened = self._ready()
-        if opened is None:
+        if opened is None or opened.mode == "load_only":
             return Offload(None)
         pools, after = by_pool(transfers), self._streams.event()
         self._pass_on(opened, pools)

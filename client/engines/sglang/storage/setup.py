@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Final
+from typing import Any
 
 from pagetier.client.engines.attachment_log import AttachmentLog
 from pagetier.client.engines.fleet_reads import FleetLimits
@@ -22,8 +22,6 @@ from pagetier.client.registration import paged_cache_of
 from pagetier.kernels.layout.page_layout import Shard
 
 log = logging.getLogger("pagetier.sglang")
-
-_OPTION: Final = "--hicache-storage-backend-extra-config"
 
 
 def open_storage(config: Any, hosts: Mapping[str, Any]) -> StoragePages:
@@ -50,14 +48,14 @@ def open_storage(config: Any, hosts: Mapping[str, Any]) -> StoragePages:
         )
     pools = host_pools(hosts, hosts[FULL].page_size, heads_of(facts.model))
     engine = ServedEngine(facts, pools, [paged_cache_of(pool.group, _shard(config, pool)) for pool in pools])
-    weights = weights_thread(facts, settings, _OPTION)
-    attachment_log = AttachmentLog(log, _OPTION)
+    weights = weights_thread(facts, settings)
+    attachment_log = AttachmentLog(log, settings.origin)
     client = open_client(settings, attachment_log, config.tp_rank)
 
     @cache
     def groups_of(identity: ModelIdentity) -> Mapping[str, EngineGroup]:
         groups = engine.groups(client, identity, settings.salt)
-        attachment_log.opened(lambda: describe_cache(client.session, groups))
+        attachment_log.opened(lambda event: describe_cache(client.session, event, groups, identity))
         return {group.name: group for group in groups}
 
     def opened() -> Mapping[str, EngineGroup] | None:

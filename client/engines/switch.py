@@ -1,0 +1,126 @@
+"""The variable PAGETIER, which turns pagetier on in an engine that is started without a flag for it.
+
+    PAGETIER=1 vllm serve MODEL
+    PAGETIER="mode=load disk_timeout=1s" sglang serve --model-path MODEL
+
+`0`, `off`, `no`, `false` and an empty value mean off, and `1`, `on`, `yes` and `true` mean on. Words `NAME=VALUE` turn
+it on, too: they are the settings of vLLM's connector or of SGLang's linker. What excludes pagetier, an unknown word and
+an exception cost one line in the engine's log (log_no_effect), and the engine starts as without the variable.
+
+The doors are vllm/plugin.py and sglang/plugin.py: the engines call them through their entry points.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from pagetier.shm.errors import PagetierError
+from pagetier.shm.units import parse_duration
+
+VARIABLE: Final = "PAGETIER"
+"""The variable's name. The daemon does not read it: names of its own variables begin with PAGETIER_."""
+
+_OFF: Final = frozenset(("", "0", "off", "no", "false"))
+_ON: Final = frozenset(("1", "on", "yes", "true"))
+_SHORT: Final = {"mode": {"load": "load_only", "save": "save_only"}}
+_BARE: Final = re.compile(r"[\w=./:+-]+")
+_SHOWN: Final = 300
+_OWN: Final = "switch"  # the setting that records the variable's value; users do not set it
+
+_Reader = Callable[[str], Any]
+
+
+def switched_on() -> str:
+    """Returns the value of the variable, "" if it means off or is not set."""
+    value = os.environ.get(VARIABLE, "").strip()
+    return "" if value.lower() in _OFF else value
+
+
+def settings_of(value: str, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Returns the settings in the variable's value, as in the engine's own option.
+
+    Args:
+        value: The value, which means on.
+        kind: The settings of the engine's connector or linker.
+
+    Raises:
+        ValueError: A word or a value is unknown. The message names it and what is known.
+    """
+    types = {name: given for name, given in get_type_hints(kind).items() if name in kind.__struct_fields__}
+    del types[_OWN]
+    settings: dict[str, Any] = {}
+    for word in _words(value):
+        name, equals, text = word.partition("=")
+        if not equals and word.lower() in _ON:
+            continue
+        if name not in types:
+            known = ", ".join(types)
+            raise ValueError(f'"{word}" is unknown: set it to 1, 0, or NAME=VALUE, where NAME is one of {known}')
+        settings[name] = _read(name, text, types[name])
+    return settings | {_OWN: value}
+
+
+def _words(value: str) -> list[str]:
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        raise ValueError(f"a quotation mark is missing ({error})") from error
+
+
+def _read(name: str, text: str, kind: Any) -> Any:
+    readers: Mapping[Any, _Reader] = {float: parse_duration, int: int, str: str}
+    read = partial(_one_of, name, kind) if get_origin(kind) is Literal else readers[kind]
+    try:
+        return read(text)
+    except ValueError as error:
+        raise ValueError(f"{name}={text}: {error}") from error
+
+
+def _one_of(name: str, kind: Any, text: str) -> str:
+    short, known = _SHORT.get(name, {}), get_args(kind)
+    if (found := short.get(text, text)) not in known:
+        raise ValueError(f"it must be one of {', '.join((*known, *short))}")
+    return found
+
+
+def shown(value: str) -> str:
+    """Returns the variable with its value as a shell takes it."""
+    return f"{VARIABLE}={value}" if _BARE.fullmatch(value) else f'{VARIABLE}="{value}"'
+
+
+def log_no_effect(log: logging.Logger, value: str, error: Exception) -> None:
+    """Logs why an engine starts without what the variable asks for. The trace of an exception is in the debug log."""
+    foreseen = isinstance(error, (PagetierError, ValueError))
+    reason = " ".join((str(error) if foreseen else repr(error)).split())
+    log.warning("%s has no effect: %s", shown(value), reason[:_SHOWN])
+    log.debug("%s has no effect because of this exception", VARIABLE, exc_info=error)
+
+
+class SettingsOrigin(msgspec.Struct, frozen=True):
+    """Where an engine's settings for pagetier are from.
+
+    Attributes:
+        option: The engine's option that has them unless the variable turned pagetier on.
+        switch: The value of the variable if it did, else "".
+    """
+
+    option: str
+    switch: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where a user sets them."""
+        return VARIABLE if self.switch else self.option
+
+    @property
+    def remark(self) -> str:
+        """What the log says of it beside an attachment."""
+        return f"; {shown(self.switch)} turned it on, {VARIABLE}=0 turns it off" if self.switch else ""
