@@ -173,6 +173,7 @@ class IndexHeader(NamedTuple):
     disk_lost: int
     disk_skipped: int
     disk_damaged: int
+    disk_failed: int
 
 @final
 class AttachmentCounts(NamedTuple):

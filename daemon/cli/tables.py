@@ -40,9 +40,13 @@ def disk_lines(disk: DiskReport, work: DiskWork) -> Iterator[str]:
         )
     if disk.note:
         yield disk.note
-    if work.lost or work.skipped:
-        skipped = f"{work.skipped:,} not written, by rule or because the disk could not"
-        yield f"{counted(work.lost, 'page')} evicted before they were written, {skipped}"
+    unwritten = (
+        (work.lost, "evicted before they were written"),
+        (work.failed, "that could not be written"),
+        (work.skipped, "not written, since disk.budget was spent"),
+    )
+    if reasons := "; ".join(f"{counted(pages, 'page')} {why}" for pages, why in unwritten if pages):
+        yield reasons
     if disk.budget is not None:
         left, per_day = format_size(disk.budget.left), format_size(disk.budget.per_day)
         yield f"{left} of {per_day} per day may be written now; {format_size(disk.budget.skipped_bytes)} not written"

@@ -20,8 +20,8 @@ def disk_families(sample: Sample) -> Iterator[Metric]:
     standings = {standing.value: float(report.standing is standing) for standing in Standing}
     yield gauges("disk_standing", "The state of the disk tier: 1 for one of these.", ["standing"], standings)
     yield counter("checksum_failures", "Pages whose bytes on disk failed their checksum.", header.disk_damaged)
-    about = "Pages that the disk did not write, by rule or because it could not."
-    yield counter("write_skipped_pages", about, header.disk_skipped)
+    yield counter("write_skipped_pages", "Pages that disk.budget did not allow to be written.", header.disk_skipped)
+    yield counter("write_failed_pages", "Pages that the disk could not write.", header.disk_failed)
     if report.standing is not Standing.NONE:
         yield _queue(sample)
         yield from _worker(report)

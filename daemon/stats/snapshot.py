@@ -210,7 +210,8 @@ class DiskWork(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         lost: Pages evicted before they could be written.
-        skipped: Pages not written, since the disk was unavailable or the budget did not allow it.
+        skipped: Pages not written, since the budget did not allow it.
+        failed: Pages that the disk could not write.
         damaged: Pages that failed verification.
     """
 
@@ -218,6 +219,7 @@ class DiskWork(msgspec.Struct, frozen=True, kw_only=True):
     read: int
     lost: int
     skipped: int
+    failed: int = 0
     damaged: int
 
 

@@ -118,8 +118,14 @@ def _disk(header: IndexHeader, report: DiskReport) -> PageTier:
 
 
 def _disk_work(header: IndexHeader) -> DiskWork:
-    written, read, lost = header.disk_written, header.disk_read, header.disk_lost
-    return DiskWork(written=written, read=read, lost=lost, skipped=header.disk_skipped, damaged=header.disk_damaged)
+    return DiskWork(
+        written=header.disk_written,
+        read=header.disk_read,
+        lost=header.disk_lost,
+        skipped=header.disk_skipped,
+        failed=header.disk_failed,
+        damaged=header.disk_damaged,
+    )
 
 
 def _absent(observer: Observer) -> AbsentTokens:

@@ -12,7 +12,8 @@
 #define DAEMON_COUNT_FIELDS(X)                                                                                         \
     X(granted) X(present) X(pending) X(refused) X(evicted) X(evicted_bytes) X(flushed) X(doomed) X(expired) X(deaths)  \
     X(adopted) X(dropped) X(disk_written) X(disk_written_bytes) X(disk_read) X(disk_read_bytes) X(disk_missed)         \
-    X(disk_evicted) X(disk_evicted_bytes) X(disk_flushed) X(disk_lost) X(disk_skipped) X(disk_damaged)
+    X(disk_evicted) X(disk_evicted_bytes) X(disk_flushed) X(disk_lost) X(disk_skipped) X(disk_damaged)  \
+    X(disk_failed)
 #define COUNT_FIELDS(X)                                                                                                \
     X(lookups) X(hit_pages) X(miss_pages) X(loaded_pages) X(loaded_bytes) X(stored_pages) X(stored_bytes) X(lost_pages)
 #define USE_FIELDS(X) \

@@ -98,6 +98,10 @@ def test_write_orders_respect_their_limits(disk: Place) -> None:
 def test_a_page_whose_write_failed_is_not_on_disk(disk: Place, result: int) -> None:
     disk.store("a")
     assert len(disk.write(result)) == 1 and disk.owner.header().disk_pages == 0
+    header = disk.owner.header()
+    assert header.disk_failed == (result == WriteResult.FAILED) and header.disk_skipped == (
+        result == WriteResult.SKIPPED
+    )
     assert bool(disk.write(result)) == (result not in (WriteResult.FAILED, WriteResult.SKIPPED))
     disk.owner.disk_rule(WriteRule.THROUGH)
     assert len(disk.write()) == 1 and disk.owner.header().disk_pages == 1

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from pagetier.daemon.cli.tables import age, count, device_line, fleet_line, quota_cells, synced
 from pagetier.daemon.cli.top.history import MINUTES, History
-from pagetier.daemon.stats.snapshot import ClientStats, PageTier, Snapshot
+from pagetier.daemon.stats.snapshot import ClientStats, DiskWork, PageTier, Snapshot
 from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm.units import counted, format_size
 
@@ -159,6 +159,12 @@ def _rates(history: History, width: int) -> Iterator[Text]:
         yield _row(
             width, "disk", written=_speed(written), read=_speed(read), damaged=count(history.now.disk_work.damaged)
         )
+        yield from _unwritten(history.now.disk_work, width)
+
+
+def _unwritten(work: DiskWork, width: int) -> Iterator[Text]:
+    if work.failed or work.skipped:
+        yield _row(width, "", **{"failed": count(work.failed), "no budget": count(work.skipped)})
 
 
 def _left(history: History, width: int) -> Iterator[Text]:

@@ -18,8 +18,9 @@ def disk(view: CacheView) -> Html:
     if report.standing is Standing.NONE:
         return section("Disk", element("p", "No disk tier is configured."))
     lost = f"{counted(work.lost, 'page')} left memory before they were written" if work.lost else ""
-    skipped = (
-        f"{counted(work.skipped, 'page')} not written, by rule or because the disk could not" if work.skipped else ""
+    skipped = f"{counted(work.skipped, 'page')} not written, since disk.budget was spent" if work.skipped else ""
+    failed: str | Html = (
+        element("span", f"{counted(work.failed, 'page')} could not be written", class_="bad") if work.failed else ""
     )
     known: dict[str, str | Html] = {
         "state": _state(report.standing.value, report.trouble),
@@ -28,6 +29,7 @@ def disk(view: CacheView) -> Html:
         "written": f"{format_size(report.device_bytes)} by this daemon{_wear(report, view.hour.written_per_day)}",
         "damaged": f"{counted(work.damaged, 'page')} failed the checksum" if work.damaged else "",
         "lost": lost,
+        "failed": failed,
         "skipped": skipped,
         "note": report.note,
     }

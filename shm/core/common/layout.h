@@ -186,11 +186,12 @@ typedef struct {
     uint64_t granted, present, pending, refused, evicted, evicted_bytes, flushed, doomed, expired, deaths, adopted,
         dropped;
     /* Counters of the disk tier. disk_missed: requested pages that were in no tier or were read too
-     * late; disk_lost: pages that left the arena before they were written; disk_damaged: pages
-     * whose bytes did not match their checksum. */
+     * late; disk_lost: pages that left the arena before they were written; disk_skipped: pages that
+     * were excluded from writing; disk_damaged: pages whose bytes did not match their checksum;
+     * disk_failed: pages whose write failed and is not tried again. */
     uint64_t disk_written, disk_written_bytes, disk_read, disk_read_bytes, disk_missed, disk_evicted,
-        disk_evicted_bytes, disk_flushed, disk_lost, disk_skipped, disk_damaged;
-    uint64_t spare[25]; /* a counter that is added here needs no new format */
+        disk_evicted_bytes, disk_flushed, disk_lost, disk_skipped, disk_damaged, disk_failed;
+    uint64_t spare[24]; /* a counter that is added here needs no new format */
 } pt_daemon_counts;
 
 enum pt_reason {

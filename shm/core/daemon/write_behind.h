@@ -169,7 +169,7 @@ static inline void pt_end_write(pt_owner *o, uint32_t entry, enum pt_write_resul
         counters->disk_written_bytes += e->size;
     } else if (result == PT_WRITE_FAILED || result == PT_WRITE_SKIPPED) {
         e->marks |= PT_MARK_SKIPPED;
-        counters->disk_skipped++;
+        *(result == PT_WRITE_FAILED ? &counters->disk_failed : &counters->disk_skipped) += 1;
     }
     /* It can be evicted again, by the tick of its last use: readers may have used it while it was written. */
     pt_list(o, entry, pt_correct_tick(o, entry, now));

@@ -57,4 +57,5 @@ def left_memory(now: IndexHeader, before: IndexHeader) -> int:
 def left_disk(now: IndexHeader, before: IndexHeader) -> int:
     """Returns how many pages left both tiers by the daemon's counters, if the disk was open all the time."""
     lost = now.disk_lost - before.disk_lost + now.disk_skipped - before.disk_skipped
+    lost += now.disk_failed - before.disk_failed
     return lost + now.disk_evicted - before.disk_evicted + now.disk_damaged - before.disk_damaged

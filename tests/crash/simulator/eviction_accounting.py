@@ -19,11 +19,11 @@ class _Disk(NamedTuple):
 class EvictionAccounting:
     """An upper limit for the number of pages that left the cache for good, from samples of the counters.
 
-    A page that leaves memory while a disk is open is on the disk (and counts in `disk_evicted` when it leaves that), or
-    was not to be written (`disk_skipped`, or `disk_evicted` if it left the disk before), or was not written in time
-    (`disk_lost`). While no disk is open the page may be lost: all pages that left memory between two samples count,
-    unless the same workers were there and a device was open all the time. The result is never less than the number of
-    lost pages; it may be more.
+    A page that leaves memory while a disk is open is on the disk (and counts in `disk_evicted` when it leaves that),
+    could not be written (`disk_failed`), was not to be written (`disk_skipped`, or `disk_evicted` if it left the disk
+    before), or was not written in time (`disk_lost`). While no disk is open the page may be lost: all pages that left
+    memory between two samples count, unless the same workers were there and a device was open all the time. The result
+    is never less than the number of lost pages; it may be more.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -48,7 +48,7 @@ class EvictionAccounting:
         """The largest number of pages that may have been lost until now."""
         self.sample()
         header = self._observer.header()
-        return self._lost + header.disk_lost + header.disk_evicted + header.disk_skipped
+        return self._lost + header.disk_lost + header.disk_evicted + header.disk_skipped + header.disk_failed
 
     def _open_until_now(self) -> bool:
         return self._disk.is_open and bool(self._disk.workers) and self._disk[:2] == self._disk_in_use()[:2]

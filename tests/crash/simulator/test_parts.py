@@ -121,7 +121,9 @@ class Counters:
     """The counters of a daemon, as an observer sees them."""
 
     def __init__(self) -> None:
-        self.numbers = dict.fromkeys(("evicted", "disk_lost", "disk_evicted", "disk_skipped", "disk_frames"), 0)
+        self.numbers = dict.fromkeys(
+            ("evicted", "disk_lost", "disk_evicted", "disk_skipped", "disk_failed", "disk_frames"), 0
+        )
         self.worker = 0
 
     def header(self) -> IndexHeader:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagetier.daemon.cli.tables import age, count
+from pagetier.daemon.cli.tables import age, count, disk_lines
+from pagetier.daemon.stats.snapshot import DiskWork
+from pagetier.daemon.status.disk_report import DiskReport, Standing
 from running_daemon import RunningDaemon, namespace
 from terminal import pagetier_on_terminal
 
@@ -35,7 +37,7 @@ KEYS = {
         *("standing", "trouble", "folder", "write", "opened", "note", "cap", "file_bytes", "disk_free", "disk_total"),
         *("last_sync", "clean", "damaged", "device_bytes", "restarts", "budget", "room_frames", "devices"),
     },
-    "disk_work": {"written", "read", "lost", "skipped", "damaged"},
+    "disk_work": {"written", "read", "lost", "skipped", "failed", "damaged"},
     "lookups": {"lookups", "memory_tokens", "disk_tokens", "remote_tokens", "missed_tokens"},
     "absent": {"never_stored", "evicted_from_memory", "evicted_from_disk", "dropped", "in_other_namespace"},
     "stores": {"writing", "granted", "present", "pending", "refused", "doomed", "expired"},
@@ -134,6 +136,12 @@ def test_evictions_are_counted() -> None:
     assert memory["evicted_bytes"] == memory["evictions"] * (64 << 10)
     assert memory["pages"] + memory["evictions"] == 18
     assert memory["used"] <= memory["cap"]
+
+
+def test_what_the_disk_could_not_write_is_not_what_the_budget_did_not_allow() -> None:
+    work = DiskWork(written=9, read=0, lost=0, skipped=2, failed=1, damaged=0)
+    lines = list(disk_lines(DiskReport(standing=Standing.OPEN), work))
+    assert lines[-1] == "1 page that could not be written; 2 pages not written, since disk.budget was spent"
 
 
 def test_without_a_terminal_the_tables_are_plain(daemon: RunningDaemon) -> None:

@@ -113,6 +113,8 @@ def test_a_sync_does_not_clear_a_fault_of_writes(scene: Scene, caplog: pytest.Lo
     with caplog.at_level("INFO"):
         scene.store(1, 2)
         scene.write(Stored.FAILED, FULL)
+        header = scene.owner.header()
+        assert (header.disk_failed, header.disk_skipped) == (2, 0), "pages that could not be written"
         scene.sync()
         assert scene.write_behind.trouble == FULL
         assert caplog.messages == [f"the disk tier in /d cannot write: {FULL}"]
