@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from eventually import eventually
 from hostile_host import PLACES, REFUSED
 from own_host import ROOT, is_hidden
 from pagetier.kernels.config.copy_settings import CopySettings
@@ -60,6 +61,16 @@ def test_only_what_python_needs_of_tmp_is_seen(tmp_path: Path) -> None:
     assert seen.stdout == "True False\n"
 
 
+def test_a_killed_run_leaves_no_folder() -> None:
+    program = "import own_host, os; print(own_host._own_temporary(), flush=True); os.kill(os.getpid(), 9)"
+    harness = {"PYTHONPATH": str(ROOT / "tests/harness")}
+    command = [sys.executable, "-c", program]
+    killed = subprocess.run(command, env=os.environ | harness, capture_output=True, text=True, check=False)
+    folder = Path(killed.stdout.strip())
+    assert (killed.returncode, folder.name[:6]) == (-9, "suite-")
+    assert eventually(lambda: not folder.exists())
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_a_hostile_host_is_not_seen_either(place: str) -> None:
     command = [sys.executable, "tests/harness/hostile_host.py", place, "--", sys.executable, "-m", "pytest", "-n", "0"]
@@ -73,4 +84,4 @@ def test_a_hostile_host_is_not_seen_either(place: str) -> None:
     )
     if done.returncode == REFUSED:
         pytest.skip(done.stderr.strip())
-    assert done.returncode == 0 and "6 passed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "7 passed" in done.stdout, done.stdout + done.stderr

@@ -7,11 +7,11 @@ one of users, give the suite a /tmp, a /dev/shm and a /run of its own, and no /e
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import locale
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from contextlib import suppress
@@ -31,6 +31,7 @@ _HIDDEN: Final = "hidden by namespaces"
 _VISIBLE: Final = "visible, because namespaces are refused here"
 _ENOUGH: Final = 4 << 30
 """The free bytes from which on /tmp, or else /var/tmp, has the temporary files: less leaves the clone's file system."""
+_REMOVAL: Final = 'exec 3<&0; (cat <&3; for pause in 0 1 5 30; do sleep $pause; rm -rf "$0" && break; done) &'
 _NEWNS, _NEWIPC, _NEWUSER = 0x00020000, 0x08000000, 0x10000000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 1 << 18
 _CAPABILITIES_3: Final = 0x20080522
@@ -101,19 +102,25 @@ def _clean_environment() -> None:
 
 
 def _own_temporary() -> Path:
-    """Makes a folder that is removed when this process ends, also if another one is mounted over it then."""
+    """Makes a folder that is removed when this process has ended, also if it was killed."""
     places = [path for path in (Path("/tmp"), Path("/var/tmp")) if path.is_dir()]
     place = next((path for path in places if shutil.disk_usage(path).free >= _ENOUGH), _HOME.parent)
     folder = Path(tempfile.mkdtemp(dir=place, prefix="suite-"))
     folder.chmod(0o1777)
-    beneath, process = os.open(place, os.O_RDONLY), os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == process:
-            shutil.rmtree(folder.name, ignore_errors=True, dir_fd=beneath)
-
-    atexit.register(remove)
+    _remove_after_the_end(folder)
     return folder
+
+
+def _remove_after_the_end(folder: Path) -> None:
+    """Starts a process that waits for the end of this one and of its forks, and then removes the folder.
+
+    It is no child of this process and in no namespace of it. Processes that were killed just now may still write.
+    """
+    waiting, _held_open = os.pipe()
+    nowhere = subprocess.DEVNULL
+    command = ("sh", "-c", _REMOVAL, folder)
+    subprocess.run(command, stdin=waiting, stdout=nowhere, stderr=nowhere, start_new_session=True, check=True)
+    os.close(waiting)
 
 
 def _may_enter(temporary: Path, places: list[Path]) -> bool:
