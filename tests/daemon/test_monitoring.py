@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,13 @@ def rules() -> list[dict[str, Any]]:
     return [rule for group in parsed["groups"] for rule in group["rules"]]
 
 
+def panels() -> list[dict[str, Any]]:
+    """Returns the panels of all rows, also of those that are folded."""
+    return [panel for each in dashboard()["panels"] for panel in (each["panels"] if each["type"] == "row" else [each])]
+
+
 def queries() -> Iterator[str]:
-    for panel in dashboard()["panels"]:
+    for panel in panels():
         yield from (target["expr"] for target in panel["targets"])
     for variable in dashboard()["templating"]["list"]:
         if variable["type"] == "query":
@@ -83,8 +88,15 @@ def test_every_query_of_the_dashboard_is_balanced() -> None:
 
 
 def test_panels_do_not_overlap() -> None:
+    shown = dashboard()["panels"]
+    for together in (shown, *(row["panels"] for row in shown if row["type"] == "row")):
+        assert_apart(together)
+
+
+def assert_apart(together: Sequence[dict[str, Any]]) -> None:
+    """Asserts that no two of these panels take the same place."""
     taken: set[tuple[int, int]] = set()
-    for panel in dashboard()["panels"]:
+    for panel in together:
         at = panel["gridPos"]
         cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
         assert at["x"] + at["w"] <= 24
@@ -92,9 +104,25 @@ def test_panels_do_not_overlap() -> None:
         taken |= cells
 
 
+def test_every_panel_stands_in_a_row_and_says_what_it_shows() -> None:
+    assert dashboard()["panels"][0]["type"] == "row"
+    for panel in panels():
+        assert panel["description"].endswith("."), panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"] not in ("short", "ops"), "a unit that says what is counted"
+    everything = [*(each for each in dashboard()["panels"] if each["type"] == "row"), *panels()]
+    assert len({panel["id"] for panel in everything}) == len(everything)
+
+
+def test_rates_are_shown_as_rates() -> None:
+    for panel in panels():
+        unit = panel["fieldConfig"]["defaults"]["unit"]
+        if unit.endswith("/s") or unit in ("binBps", "reqps"):
+            assert all(" / " in target["expr"] or "rate(" in target["expr"] for target in panel["targets"]), unit
+
+
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
 def test_an_alert_has_a_summary_and_a_link_to_the_documentation(rule: dict[str, Any]) -> None:
-    assert rule["labels"]["severity"] in ("info", "warning", "critical")
+    assert rule["labels"]["severity"] in ("info", "warning"), "pagetier serves no wrong page, and engines compute"
     assert "$labels.instance" in rule["annotations"]["summary"]
     page, _, anchor = rule["annotations"]["runbook"].partition("#")
     text = (DOCS.parent / page).read_text()
