@@ -95,12 +95,15 @@ def _tiers(snapshot: Snapshot, place: ScreenContext) -> Iterator[Text]:
     yield _tier("memory", snapshot.tiers.memory, "cyan", place)
     if wasteful := snapshot.frame_advice:
         yield from _wrapped(_BELOW + wasteful, "yellow", place.width)
+    if snapshot.disk.standing is not Standing.NONE:
+        yield from _disk(snapshot, place)
     if text := fleet_line(snapshot.fleet):
         well = snapshot.fleet.standing == "open" and not snapshot.fleet.breaker_open
         yield from _wrapped(text, "dim" if well else "red", place.width)
+
+
+def _disk(snapshot: Snapshot, place: ScreenContext) -> Iterator[Text]:
     disk = snapshot.disk
-    if disk.standing is Standing.NONE:
-        return
     if snapshot.tiers.disk.cap:
         yield _tier("disk", snapshot.tiers.disk, "magenta", place)
     well = disk.standing is Standing.OPEN and not disk.trouble
