@@ -55,6 +55,7 @@ help:
 	@echo "make test-fleet  tests of the fleet tier with real stores: SeaweedFS (S3) and Mooncake"
 	@echo "make bench   the numbers in docs/benchmarks.md"
 	@echo "make race    pagetier beside LMCache, vLLM's offloading and files: docs/race.md; QUICK=1: the short form, in .cache/race"
+	@echo "make pictures TRACE=conversation.jsonl.gz  draw the pictures of pagetier top and of the page, with Chromium and pngquant"
 	@echo "make compare BASE=COMMIT  is the working tree slower than COMMIT? BENCH='lookup disk', ROUNDS=20"
 	@echo "make gpu     everything that needs a GPU, 9 minutes; results in bench/results/DEVICE (see CONTRIBUTING.md)"
 	@echo "make gpu-bundle  the wheels that a machine with a GPU may lack, in build/gpu-bundle"
@@ -333,6 +334,10 @@ race: venv core
 	@python=.engines/lmcache-$(LMCACHE)/bin/python; [ -f .engines/lmcache-$(LMCACHE)/.ready ] || python=$(BIN)/python; \
 		PYTHONPATH=bench TRACE='$(TRACE)' $$python -m race $(if $(QUICK),--quick) $(CONTESTS)
 	@$(if $(QUICK),,$(BIN)/mdformat docs/race.md)
+
+.PHONY: pictures
+pictures: venv
+	@$(BIN)/python bench/pictures.py $(TRACE)
 
 .PHONY: compare
 compare: venv

@@ -77,9 +77,12 @@ class Tab:
         self.call("Emulation.setDeviceMetricsOverride", **metrics)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
-    def screenshot(self) -> bytes:
-        """Returns a picture of the whole page as PNG."""
-        return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"])
+    def screenshot(self, height: float | None = None) -> bytes:
+        """Returns a picture of the page as PNG: of the whole one, or to this height from its top."""
+        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": height or size["height"], "scale": 1}
+        picture = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
+        return base64.b64decode(picture["data"])
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._read:
