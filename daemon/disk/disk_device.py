@@ -5,7 +5,7 @@ The life of a device follows its worker's:
 1. The supervisor starts a worker (`started`), which opens the files and reports their inventory (`hear`). When the
    inventory is in the index, the device takes commands (`_load`, `begin`).
 2. WriteBehind chooses pages, the device sends them (`write`), and the worker reports what it wrote (`hear`). The steps
-   and their reasons are described in write_behind.py. DiskReads sends the reads.
+   and their reasons are described in write_behind.py. LowerTierReads sends the reads.
 3. The worker ends (`ended`): the pages on the device leave the index. The files keep them, and the next worker's
    inventory brings them back. So a death needs no reconciliation, and no order of events can bring back bytes of
    another page: the index knows of a page on disk only by a report of the worker that runs.
@@ -139,7 +139,7 @@ class DiskDevice:
             case Wrote():
                 self._wrote(report)
             case HasRead():
-                self._tier.reads.has_read(self.number, report)
+                self._tier.reads.has_read_from_disk(self.number, report)
             case Synced():
                 self.commands.end_sync()
                 self.health.synced(report.reason)

@@ -14,10 +14,10 @@ from pagetier.daemon.disk.backpressure import BackPressure
 from pagetier.daemon.disk.disk_device import DiskDevice
 from pagetier.daemon.disk.disk_flush import DiskFlush, in_memory, log_lost, require_on_disk
 from pagetier.daemon.disk.pending_flushes import Answers
-from pagetier.daemon.disk.reads import DiskReads
 from pagetier.daemon.disk.stop_progress import StopProgress
 from pagetier.daemon.disk.write_behind import WriteBehind
 from pagetier.daemon.disk.write_budget import Budget
+from pagetier.daemon.reads.lower_tier_reads import LowerTierReads
 from pagetier.daemon.status.disk_report import DiskCounters, DiskReport, Standing, summed
 from pagetier.daemon.status.publisher import StatusPublisher
 from pagetier.shm._core import DISK_DEVICES, KEY_BYTES, Owner, UnwrittenPages
@@ -42,14 +42,19 @@ class DiskTier:
 
     Attributes:
         write_behind: Decides which pages are written.
-        reads: Reads pages from disk for engines.
+        reads: Sends the reads, and is handed what the workers read.
         backpressure: Delays stores while the disk catches up.
         budget: Limits the bytes that are written a day, to all devices together.
         flush: Writes all pages to disk while a client polls.
     """
 
     def __init__(
-        self, segments: Segments, config: Config, publisher: StatusPublisher, loop: asyncio.AbstractEventLoop
+        self,
+        segments: Segments,
+        config: Config,
+        reads: LowerTierReads,
+        publisher: StatusPublisher,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._segments = segments
         self._owner: Owner = segments.owner
@@ -59,7 +64,7 @@ class DiskTier:
         self.budget = Budget(config.disk.budget if config.disk.size else 0)
         self._devices: list[DiskDevice] = []
         self.write_behind = WriteBehind(self._owner, config.disk, self.budget, self._devices)
-        self.reads = DiskReads(self._owner, int(config.store.reservation_timeout * 1e9), loop)
+        self.reads = reads
         self.backpressure = BackPressure(self._owner, self.write_behind, config.disk.store_timeout, loop)
         self.flush = DiskFlush(self._owner, self.write_behind)
         self._publisher = publisher

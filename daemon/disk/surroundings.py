@@ -6,7 +6,7 @@ from typing import Protocol
 
 from pagetier.daemon.disk.backpressure import BackPressure
 from pagetier.daemon.disk.commands_in_flight import PendingWrite
-from pagetier.daemon.disk.reads import DiskReads
+from pagetier.daemon.reads.lower_tier_reads import LowerTierReads
 from pagetier.shm._core import WriteRule
 from pagetier.tiers.worker_protocol import Wrote
 
@@ -28,7 +28,7 @@ class SharedWrites(Protocol):
 class Surroundings(Protocol):
     """What a device needs of the tier around it. See DiskTier."""
 
-    reads: DiskReads
+    reads: LowerTierReads
     backpressure: BackPressure
 
     @property

@@ -29,9 +29,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from pagetier.daemon.common import loop_clock
+from pagetier.daemon.common.busy_time import BusyTime
 from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.schema import BATCH_BYTES, SMALLEST_PART
-from pagetier.daemon.disk.busy_time import BusyTime
 from pagetier.daemon.disk.commands_in_flight import PendingWrite
 from pagetier.daemon.disk.disk_device import DiskDevice
 from pagetier.daemon.disk.store_rate import StoreRate

@@ -12,13 +12,13 @@ import msgspec
 
 from pagetier.daemon.common.child_environ import child_environ
 from pagetier.daemon.config.remote_options import RemoteOptions
-from pagetier.daemon.disk.reads import FLEET, DiskReads
 from pagetier.daemon.fleet.absent_pages import UNREADABLE_S
 from pagetier.daemon.fleet.breaker import Call
 from pagetier.daemon.fleet.fleet_health import FleetHealth
 from pagetier.daemon.fleet.questions import Answered, FleetQuestions
 from pagetier.daemon.fleet.read_rate import ReadRate
 from pagetier.daemon.fleet.write_through import WriteThrough
+from pagetier.daemon.reads.lower_tier_reads import FLEET, LowerTierReads
 from pagetier.daemon.status.fleet_status import FleetStatus
 from pagetier.daemon.workers.supervisor import Supervisor
 from pagetier.daemon.workers.worker_link import ChildWorkers, PeerWorkers, WorkerSource
@@ -65,7 +65,7 @@ class FleetTier:
         self,
         segments: Segments,
         options: RemoteOptions,
-        reads: DiskReads,
+        reads: LowerTierReads,
         publish: Callable[[FleetStatus], None],
         loop: asyncio.AbstractEventLoop,
         socket: Path,

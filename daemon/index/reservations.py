@@ -15,6 +15,7 @@ from pagetier.daemon.common.namespaces import printable
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.disk_tier import DiskTier
 from pagetier.daemon.fleet.fleet_tier import FleetTier
+from pagetier.daemon.fleet.questions import wrong_pages
 from pagetier.daemon.index.evictor import Evictor
 from pagetier.daemon.index.hint_requests import Hints
 from pagetier.daemon.index.idle_namespaces import IdleNamespaces
@@ -25,7 +26,7 @@ from pagetier.daemon.index.tenants import Tenants
 from pagetier.shm._core import KEY_BYTES, NO_ENTRY, Owner, ReserveOutcome
 from pagetier.shm.failpoints import point
 from pagetier.shm.message_codec import LENGTH, pack, read_answer, read_request
-from pagetier.shm.protocol import Reserve, Reserved, Space
+from pagetier.shm.protocol import Fetch, Reserve, Reserved, Space
 
 _SERIAL_BYTES: Final = 8
 _SIZE_BYTES: Final = 8
@@ -150,6 +151,17 @@ class Reservations:
     def space(self, space: Space) -> int:
         """Returns the number of a valid namespace in the index, which gets one if it has none; -1 without room."""
         return self._owner.space(space.digest, printable(space.name), space.page_tokens, space.window, space.group)
+
+    def located_spaces(self, request: Fetch) -> bytes:
+        """Returns the number of each page's namespace if pages were located in the fleet, else b""."""
+        if not request.sizes or len(request.sizes) != _SIZE_BYTES * (len(request.keys) // KEY_BYTES):
+            return b""
+        if wrong_pages(request.keys, request.spaces, request.table):
+            return b""
+        numbers = [self.space(space) for space in request.table]
+        if min(numbers, default=-1) < 0:
+            return b""
+        return array("I", [numbers[at] for at in array("I", request.spaces)]).tobytes()
 
     def _space_or_room(self, space: Space) -> int:
         """Returns the number of a valid namespace, in place of an idle one if the table is full; -1 without room."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from array import array
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -16,9 +15,7 @@ from pagetier.daemon.config.live_settings import LiveSettings
 from pagetier.daemon.config.loader import ConfigError
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.disk_tier import DiskTier
-from pagetier.daemon.disk.reads import NO_LIMIT
 from pagetier.daemon.fleet.fleet_tier import FleetTier
-from pagetier.daemon.fleet.questions import wrong_pages
 from pagetier.daemon.host.arena_fit import short_index
 from pagetier.daemon.host.peer_credentials import Peer
 from pagetier.daemon.index.evictor import Evictor
@@ -33,6 +30,7 @@ from pagetier.daemon.index.scan_queue import ScanQueue
 from pagetier.daemon.index.shortage import Shortage
 from pagetier.daemon.index.slots import has_slot, why_no_slot
 from pagetier.daemon.index.tenants import Tenants
+from pagetier.daemon.reads.lower_tier_reads import NO_LIMIT, LowerTierReads
 from pagetier.daemon.status.phase import Phase, PhaseProgress
 from pagetier.daemon.status.publisher import StatusPublisher
 from pagetier.shm._core import KEY_BYTES, Owner
@@ -101,8 +99,9 @@ class Service:
         self._lookups = LookupReader(self._owner, config.advise)
         self._prefetch_quota = PrefetchQuota(self._owner.header(), config.store.share)
         self._shortage = Shortage(self._owner)
-        self.disk = DiskTier(segments, config, publisher, loop)
-        self.fleet = FleetTier(segments, config.remote, self.disk.reads, publisher.note_fleet, loop, config.socket)
+        self._reads = LowerTierReads(self._owner, int(config.store.reservation_timeout * 1e9), loop)
+        self.disk = DiskTier(segments, config, self._reads, publisher, loop)
+        self.fleet = FleetTier(segments, config.remote, self._reads, publisher.note_fleet, loop, config.socket)
         self.idle_namespaces = IdleNamespaces(self._owner, config.index, self.disk)
         self.reservations = Reservations(
             self._owner,
@@ -186,21 +185,10 @@ class Service:
         if len(request.keys) % KEY_BYTES:
             reply(Fetched(request.number, b"", f"{len(request.keys)} bytes are not a whole number of keys"))
             return 0
-        granted = self.disk.reads.ask(request, reply, most_frames, self._located_spaces(request))
+        granted = self._reads.ask(request, reply, most_frames, self.reservations.located_spaces(request))
         point("service.fetched")
         self.evictor.maybe_evict()
         return granted
-
-    def _located_spaces(self, request: Fetch) -> bytes:
-        """Returns the number of each page's namespace if pages were located in the fleet, else b""."""
-        if not request.sizes or len(request.sizes) != 8 * (len(request.keys) // KEY_BYTES):
-            return b""
-        if wrong_pages(request.keys, request.spaces, request.table):
-            return b""
-        numbers = [self.reservations.space(space) for space in request.table]
-        if min(numbers, default=-1) < 0:
-            return b""
-        return array("I", [numbers[at] for at in array("I", request.spaces)]).tobytes()
 
     def locate(self, request: Locate, reply: Callable[[Located], None]) -> None:
         """Asks which pages the fleet has; `reply` is called once, within `remote.ask_timeout`."""

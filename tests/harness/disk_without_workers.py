@@ -9,6 +9,7 @@ import msgspec
 
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.disk_tier import DiskTier
+from pagetier.daemon.reads.lower_tier_reads import LowerTierReads
 from pagetier.daemon.status.publisher import StatusPublisher
 from pagetier.shm._core import Owner
 from pagetier.shm.segments import Segments
@@ -22,4 +23,5 @@ class _OwnerOnly(msgspec.Struct):
 
 def disk_tier(owner: Owner, config: Config, loop: asyncio.AbstractEventLoop) -> DiskTier:
     """Returns a disk tier above this index. Nothing starts its workers."""
-    return DiskTier(cast("Segments", _OwnerOnly(owner)), config, StatusPublisher(owner), loop)
+    reads = LowerTierReads(owner, int(config.store.reservation_timeout * 1e9), loop)
+    return DiskTier(cast("Segments", _OwnerOnly(owner)), config, reads, StatusPublisher(owner), loop)

@@ -14,8 +14,8 @@ import pytest
 from in_process_server import SMALL
 from pagetier.daemon.common import loop_clock
 from pagetier.daemon.config.remote_options import RemoteOptions
-from pagetier.daemon.disk.reads import DiskReads
 from pagetier.daemon.fleet.fleet_tier import _OPENING_S, _PATIENCE, _SILENT_S, FleetTier
+from pagetier.daemon.reads.lower_tier_reads import LowerTierReads
 from pagetier.daemon.status.fleet_status import FleetStatus
 from pagetier.shm._core import KEY_BYTES, ReserveOutcome
 from pagetier.shm.protocol import BUILD, Reserve, Reserved, Space
@@ -40,7 +40,7 @@ class Fleet:
 
     def __init__(self, segments: Segments, monkeypatch: pytest.MonkeyPatch) -> None:
         loop = asyncio.get_running_loop()
-        reads, options = DiskReads(segments.owner, 1, loop), RemoteOptions(url="file:///pages")
+        reads, options = LowerTierReads(segments.owner, 1, loop), RemoteOptions(url="file:///pages")
         self.reports: list[FleetStatus] = []
         self.commands: list[Command] = []
         self.replaced: list[str] = []

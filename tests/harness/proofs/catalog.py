@@ -83,7 +83,7 @@ _DAEMON: Final = (
     *(*_INDEX, "daemon/common/", "daemon/host/", "daemon/status/", "daemon/stats/frame_advice.py"),
     *(f"daemon/{name}.py" for name in ("memory_release", "stop_signals", "upkeep")),
 )
-_DISK: Final = ("daemon/disk/", "daemon/status/", "daemon/workers/", "tiers/", "!tiers/fleet/")
+_DISK: Final = ("daemon/disk/", "daemon/reads/", "daemon/status/", "daemon/workers/", "tiers/", "!tiers/fleet/")
 _STORES: Final = (
     "tiers/disk/",
     "tiers/lmdb/",
@@ -106,7 +106,8 @@ PROOFS: Final = (
         "failpoints",
         ["tests/crash/injection/test_failpoints.py"],
         [
-            *(*_CLIENT, "shm/", *_DAEMON, "daemon/disk/", "daemon/workers/", "daemon/fleet/", "tiers/"),
+            *(*_CLIENT, "shm/", *_DAEMON, "tiers/"),
+            *(f"daemon/{room}/" for room in ("disk", "fleet", "reads", "workers")),
             f"{_STRESS}/mutate.py",
         ],
         16,

@@ -1,4 +1,4 @@
-"""Measures how long the disk tier was at work."""
+"""Measures how long commands to workers were in progress."""
 
 from __future__ import annotations
 

@@ -6,19 +6,37 @@ import asyncio
 from array import array
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from pagetier.daemon.workers.worker_process import CommandSender
+from pagetier.shm._core import ReserveOutcome
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
 
+_FETCH_OUTCOME_OF: Final = {
+    ReserveOutcome.GRANTED: FetchOutcome.PENDING,
+    ReserveOutcome.PRESENT: FetchOutcome.IN_MEMORY,
+    ReserveOutcome.PENDING: FetchOutcome.PENDING,
+    ReserveOutcome.REFUSED_FULL: FetchOutcome.NO_ROOM,
+    ReserveOutcome.ABSENT: FetchOutcome.ABSENT,
+    ReserveOutcome.GRANTED_TO_FLEET: FetchOutcome.PENDING,
+}
+_FETCH_OUTCOMES: Final = bytes.maketrans(bytes(_FETCH_OUTCOME_OF), bytes(_FETCH_OUTCOME_OF.values()))
 # A disk that has completed no read for this long is stalled: it gets no more frames, and requests do not wait for it.
 _STALLED_S: Final = 2.0
 
 
+class ReadPages(NamedTuple):
+    """The result of some pages of a read command: how many were read, their bytes, and how many were not."""
+
+    read: int
+    nbytes: int
+    unread: int
+
+
 class WaitingFetch:
-    """One request that waits for pages.
+    """One request that waits for pages, from what the index granted for each of its pages.
 
     Attributes:
         outcomes: The answer so far, one byte for each page of the request.
@@ -26,8 +44,9 @@ class WaitingFetch:
     """
 
     def __init__(self, request: Fetch, outcomes: bytes, reply: Callable[[Fetched], None]) -> None:
+        """Takes `outcomes`, the index's answer, one ReserveOutcome for each page."""
         self.number = request.number
-        self.outcomes = bytearray(outcomes)
+        self.outcomes = bytearray(outcomes.translate(_FETCH_OUTCOMES))
         self.open: defaultdict[int, array[int]] = defaultdict(lambda: array("I"))
         self.reply: Callable[[Fetched], None] | None = reply
         self.reason = ""

@@ -15,7 +15,7 @@ import pytest
 from anonymous_segments import DAY_NS, Memory, attach
 from numbered_pages import FRAME, GEOMETRY, key_of
 from pagetier.daemon.common import loop_clock
-from pagetier.daemon.disk.reads import DiskReads
+from pagetier.daemon.reads.lower_tier_reads import LowerTierReads
 from pagetier.shm._core import KEY_BYTES, Owner, WriteRule
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
 from pagetier.tiers.worker_protocol import Command, HasRead, Read
@@ -34,15 +34,15 @@ class Disk:
         space = owner.space(bytes(KEY_BYTES), "test", 16, 0, 0)
         sizes, ticks = struct.pack(f"<{PAGES}Q", *[FRAME] * PAGES), struct.pack(f"<{PAGES}Q", *range(1, PAGES + 1))
         owner.disk_report(KEYS, sizes, struct.pack(f"<{PAGES}I", *[space] * PAGES), ticks)
-        self.fetches = DiskReads(owner, DAY_NS, asyncio.get_running_loop())
+        self.reads = LowerTierReads(owner, DAY_NS, asyncio.get_running_loop())
         slot = attach(owner, 1)
-        self.fetches.begin(0, slot, self._commands.append)
+        self.reads.begin(0, slot, self._commands.append)
         self._worker = memory.session(slot)
 
     async def ask(self, keys: bytes, timeout: float) -> Fetched:
         """Returns the response to a read of these pages."""
         answer: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
-        self.fetches.ask(Fetch(1, keys, timeout), answer.set_result)
+        self.reads.ask(Fetch(1, keys, timeout), answer.set_result)
         return await answer
 
     def read_all(self) -> int:
@@ -51,7 +51,7 @@ class Disk:
         for command in self._commands:
             assert isinstance(command, Read)
             read = self._worker.publish(command.entries, command.serials, 0)
-            self.fetches.has_read(0, HasRead(command.number, 0, read, b"", ""))
+            self.reads.has_read_from_disk(0, HasRead(command.number, 0, read, b"", ""))
             pages += read.count(1)
         self._commands.clear()
         self._owner.settle()
@@ -153,7 +153,7 @@ async def test_the_end_of_a_worker_answers_only_waiting_requests(memory: tuple[M
         assert set((await disk.ask(KEYS, 1e-6)).outcomes) == {FetchOutcome.PENDING}
         waiting = asyncio.ensure_future(disk.ask(KEYS, math.inf))
         await loop_clock.give_way()
-        disk.fetches.lost(0)
+        disk.reads.lost(0)
         answer = await waiting
         assert set(answer.outcomes) == {FetchOutcome.ABSENT}
         assert answer.reason == "the disk worker ended while it read the page"

@@ -2,19 +2,21 @@
 
 The steps of one request, in this order:
 
-1. *Granted* (`ask`). The index grants the worker of a page's device frames for it, as it grants an engine frames for a
-   store. The page has a writer and no readers, so no match finds it, and a second request waits for the same read.
-2. *Sent* (`_read_from`). The command names entries and serials, and is recorded before it is sent.
+1. *Granted* (`ask`, then `_grant_disk` or `_grant_both`). The index grants the worker of a page's device frames for it,
+   as it grants an engine frames for a store. The page has a writer and no readers, so no match finds it, and a second
+   request waits for the same read.
+2. *Sent* (`_read_from`, with `_disk_command` or `_fleet_command`). The command names entries and serials, and is
+   recorded before it is sent.
 3. *Read*, by the worker: it reads into the frames, verifies the checksum, and only then publishes the page. A page that
    fails is abandoned, which returns the frames, and is reported as damaged.
-4. *Reported* (`has_read`). A damaged page first leaves the index and the disk (`disk_damaged`). Then the requests that
-   wait for the page are answered: what an engine does next must not find the damaged page again.
+4. *Reported* (`has_read_from_disk`). A damaged page first leaves the index and the disk (`disk_damaged`). Then the
+   requests that wait for the page are answered: what an engine does next must not find the damaged page again.
 5. *Answered* (`_answer`), when the last page of a request has ended or its timeout has passed, and within step 1 if it
    waits for nothing.
 
 The fleet takes part as one more device, with the number FLEET (`begin`). In step 1 it is granted pages that no device
-has, if the request says their namespaces. Its reports come from `FleetTier`, not through `has_read`, and enter at
-`end_pages`: the fleet keeps its own counts, and a page that is damaged there has no copy on disk to be dropped.
+has, if the request says their namespaces. Its reports come from `FleetTier` and enter at `end_pages`, not at
+`has_read_from_disk`: the fleet keeps its own counts, and a page damaged there has no copy on disk to be dropped.
 
 The answer only says when to match again. Engines read bytes of pages that a match has pinned, so a report that is wrong
 or late costs a miss and serves no other bytes. The same holds when the worker dies between two steps: the index takes
@@ -28,26 +30,19 @@ import itertools
 from array import array
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
+import msgspec
+
+from pagetier.daemon.common.busy_time import BusyTime
 from pagetier.daemon.common.log_throttle import FaultLog
-from pagetier.daemon.disk.busy_time import BusyTime
-from pagetier.daemon.disk.pending_reads import DeviceReads, PageRead, ReadJob, WaitingFetch
+from pagetier.daemon.reads.pending_reads import DeviceReads, PageRead, ReadJob, ReadPages, WaitingFetch
 from pagetier.daemon.workers.worker_process import CommandSender
-from pagetier.shm._core import DISK_DEVICES, KEY_BYTES, Owner, ReserveOutcome
+from pagetier.shm._core import DISK_DEVICES, KEY_BYTES, Owner, ReservedPages, ReserveOutcome
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome, ProtocolError
 from pagetier.tiers.worker_protocol import HasRead, Read
 
-_FETCH_OUTCOME_OF: Final = {
-    ReserveOutcome.GRANTED: FetchOutcome.PENDING,
-    ReserveOutcome.PRESENT: FetchOutcome.IN_MEMORY,
-    ReserveOutcome.PENDING: FetchOutcome.PENDING,
-    ReserveOutcome.REFUSED_FULL: FetchOutcome.NO_ROOM,
-    ReserveOutcome.ABSENT: FetchOutcome.ABSENT,
-    ReserveOutcome.GRANTED_TO_FLEET: FetchOutcome.PENDING,
-}
-_FETCH_OUTCOMES: Final = bytes.maketrans(bytes(_FETCH_OUTCOME_OF), bytes(_FETCH_OUTCOME_OF.values()))
 # The largest parts of the arena that pages being read may take, from disk and from the fleet.
 _MOST_READING = 0.9
 _MOST_FROM_FLEET = 0.5
@@ -56,19 +51,11 @@ _BEING_READ: Final = (ReserveOutcome.GRANTED, ReserveOutcome.GRANTED_TO_FLEET, R
 NO_LIMIT: Final = 1 << 62  # of the frames of a request
 
 
-class ReadPages(NamedTuple):
-    """The result of some pages of a read command: how many were read, their bytes, and how many were not."""
+class LowerTierReads:
+    """The requests that read from disk or the fleet, and the commands to the workers. On the loop's thread only.
 
-    read: int
-    nbytes: int
-    unread: int
-
-
-class DiskReads:
-    """The requests that read from disk. On the loop's thread only.
-
-    The devices share the part of the arena that pages being read may take, so that one that hangs does not keep all of
-    it from the others.
+    The devices of the disk share the part of the arena that pages being read may take, so that one that hangs does not
+    keep all of it from the others.
     """
 
     def __init__(self, owner: Owner, ttl_ns: int, loop: asyncio.AbstractEventLoop) -> None:
@@ -112,19 +99,15 @@ class DiskReads:
         # and no request waits for it: a disk that hangs takes neither the arena nor the time of engines.
         now = self._loop.time()
         stalled = {number for number, device in self._devices.items() if device.stalled(now)}
-        room = array("Q", self._room(stalled, most_frames))
-        slots, fleet = array("I", self._slots()), self._devices.get(FLEET) if spaces else None
+        fleet = self._devices.get(FLEET) if spaces else None
         if fleet is None:
-            outcomes, entries, serials = self._owner.fetch(slots, self._ttl_ns, request.keys, room)
+            outcomes, entries, serials = self._grant_disk(request, stalled, most_frames)
         else:
-            left = 1 if FLEET in stalled else min(most_frames, max(0, self._most_from_fleet - fleet.frames))
-            outcomes, entries, serials = self._owner.fetch(
-                slots, self._ttl_ns, request.keys, room, fleet.slot, left, request.sizes, spaces
-            )
-        point("disk_reads.granted")
-        waiting = WaitingFetch(request, outcomes.translate(_FETCH_OUTCOMES), reply)
+            outcomes, entries, serials = self._grant_both(request, stalled, most_frames, fleet, spaces)
+        point("reads.granted")
+        waiting = WaitingFetch(request, outcomes, reply)
         granted = self._read(request, outcomes, entries, serials)
-        point("disk_reads.sent")
+        point("reads.sent")
         # Pages that other requests asked for before are waited for like the ones that were granted now.
         for page, serial in enumerate(array("Q", serials)):
             if outcomes[page] not in _BEING_READ or serial not in self._reading:
@@ -137,12 +120,34 @@ class DiskReads:
             self._answer(waiting)
         return granted
 
-    def has_read(self, number: int, report: HasRead) -> None:
-        """Handles the result of some pages of a read command. Raises ProtocolError if there is no such command."""
+    def _grant_disk(self, request: Fetch, stalled: set[int], most_frames: int) -> ReservedPages:
+        """Grants the disk's workers frames for the pages that a device has."""
+        return self._owner.fetch(
+            array("I", self._slots()), self._ttl_ns, request.keys, array("Q", self._room(stalled, most_frames))
+        )
+
+    def _grant_both(
+        self, request: Fetch, stalled: set[int], most_frames: int, fleet: DeviceReads, spaces: bytes
+    ) -> ReservedPages:
+        """Grants as `_grant_disk` does, and the fleet's worker frames for the located pages that no device has."""
+        left = 1 if FLEET in stalled else min(most_frames, max(0, self._most_from_fleet - fleet.frames))
+        return self._owner.fetch(
+            array("I", self._slots()),
+            self._ttl_ns,
+            request.keys,
+            array("Q", self._room(stalled, most_frames)),
+            fleet.slot,
+            left,
+            request.sizes,
+            spaces,
+        )
+
+    def has_read_from_disk(self, number: int, report: HasRead) -> None:
+        """Handles what a disk's worker read of a read command. Raises ProtocolError if there is no such command."""
         if report.damaged:
             self._require_job(number, report)
             self._owner.disk_damaged(report.damaged, number)
-            point("disk_reads.damaged")
+            point("reads.damaged")
         done = self.end_pages(number, report)
         self._owner.count_fetched(done.read, done.nbytes, done.unread)
         self._faults.report(report.reason)
@@ -164,7 +169,7 @@ class DiskReads:
             came += job.sizes[page] if flag else 0
             device.frames -= self._frames_of(job.sizes[page])
             self._complete(job.serials[page], FetchOutcome.IN_MEMORY if flag else FetchOutcome.ABSENT, report.reason)
-        point("disk_reads.completed")
+        point("reads.completed")
         if not any(serial in self._reading for serial in job.serials):  # the reports of a command arrive in parts
             device.end(report.number, job.at)
         self._note_work()
@@ -224,14 +229,9 @@ class DiskReads:
 
     def _read_from(self, number: int, pages: list[int], request: Fetch, entries: bytes, serials: bytes) -> int:
         device = self._devices[number]
-        wanted = b"".join(entries[4 * i : 4 * i + 4] for i in pages)
-        numbers = b"".join(serials[8 * i : 8 * i + 8] for i in pages)
-        sizes = self._owner.sizes(wanted)
-        keys = b"".join(request.keys[KEY_BYTES * i : KEY_BYTES * (i + 1)] for i in pages)
-        spaces = b"".join(request.spaces[4 * i : 4 * i + 4] for i in pages) if number == FLEET else b""
-        table = request.table if number == FLEET else ()
-        command = Read(next(self._numbers), wanted, numbers, keys, sizes, spaces, table)
-        job = ReadJob(array("Q", numbers), array("Q", sizes), self._loop.time())
+        form = self._fleet_command if number == FLEET else self._disk_command
+        command = form(pages, request, entries, serials)
+        job = ReadJob(array("Q", command.serials), array("Q", command.sizes), self._loop.time())
         if not device.jobs:
             device.read_at = self._loop.time()
         device.jobs[command.number] = job
@@ -240,6 +240,19 @@ class DiskReads:
         device.frames += frames
         device.send(command)
         return frames
+
+    def _disk_command(self, pages: list[int], request: Fetch, entries: bytes, serials: bytes) -> Read:
+        """Returns the command that reads these pages of a request from disk."""
+        wanted = b"".join(entries[4 * i : 4 * i + 4] for i in pages)
+        numbers = b"".join(serials[8 * i : 8 * i + 8] for i in pages)
+        keys = b"".join(request.keys[KEY_BYTES * i : KEY_BYTES * (i + 1)] for i in pages)
+        return Read(next(self._numbers), wanted, numbers, keys, self._owner.sizes(wanted))
+
+    def _fleet_command(self, pages: list[int], request: Fetch, entries: bytes, serials: bytes) -> Read:
+        """Returns the command that reads these pages from the fleet, whose objects need the pages' namespaces."""
+        spaces = b"".join(request.spaces[4 * i : 4 * i + 4] for i in pages)
+        command = self._disk_command(pages, request, entries, serials)
+        return msgspec.structs.replace(command, spaces=spaces, table=request.table)
 
     def _frames_of(self, size: int) -> int:
         return -(-size // self._frame_bytes)
