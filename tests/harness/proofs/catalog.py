@@ -130,6 +130,12 @@ PROOFS: Final = (
         "random-deaths", ["tests/crash/simulator/test_simulator.py"], [*_CLIENT, "shm/", *_DAEMON, *_DISK], 12
     ),
     proof_of_tests(
+        "page",
+        ["tests/daemon/http/test_page_in_chromium.py"],
+        ["daemon/http/", "daemon/stats/", "daemon/status/", "shm/units.py"],
+        2,
+    ),
+    proof_of_tests(
         "gpu-rehearsal",
         [f"tests/bench/test_gpu_{name}.py" for name in ("rehearsal", "examination")],
         [
