@@ -26,7 +26,7 @@ from vllm_server import serving
 PROXY = Path(__file__).parents[2] / "examples/disaggregated_prefill/proxy.py"
 PROMPTS = [prompt(at, 300 + 200 * at) for at in range(4)]
 _MOST_STEPS = 2
-ROLE = {"kv_connector": "PagetierConnector", "kv_load_failure_policy": "recompute"}
+ROLE = {"kv_connector": "PagetierConnector"}
 
 
 @contextmanager

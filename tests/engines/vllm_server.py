@@ -27,9 +27,9 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 def readme_command(model: Path) -> list[str]:
-    """Returns the README's command for a model, with the program of this environment."""
-    (command,) = re.findall(r"^vllm serve MODEL(?:.*\\\n)*.*\n(?: .*\n)*", README.read_text(), re.MULTILINE)
-    program, *arguments = shlex.split(command.replace("\\\n", " "))
+    """Returns the README's command for a model, with the program of this environment and without its variable."""
+    (command,) = re.findall(r"^PAGETIER=1 (vllm serve MODEL.*)$", README.read_text(), re.MULTILINE)
+    program, *arguments = shlex.split(command, comments=True)
     return [str(Path(sys.executable).with_name(program)), *(str(model) if it == "MODEL" else it for it in arguments)]
 
 
@@ -44,7 +44,7 @@ class Server:
         command += ["--dtype", "bfloat16", "--max-model-len", "4096"]
         environment = os.environ | ENVIRONMENT
         environment["PAGETIER_COPY_CONFIG"] = str(long_timeouts(folder))
-        environment["PAGETIER_SOCKET"] = str(scene.daemon.socket)
+        environment |= {"PAGETIER": "1", "PAGETIER_SOCKET": str(scene.daemon.socket)}
         environment["VLLM_SERVER_DEV_MODE"] = "1"  # enables the request that empties its own cache
         environment |= dict.fromkeys(("TMPDIR", "VLLM_RPC_BASE_PATH"), str(folder))  # vLLM leaves files there
         with self.log.open("wb") as log:

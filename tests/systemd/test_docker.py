@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -73,11 +72,10 @@ def test_the_engine_needs_only_the_volume_of_the_socket_and_its_group(compose: A
     (group,) = map(int, engine["group_add"])
     assert config.access.groups == (IdRange(group, group),)
     assert f"USER {group}:{group}\n" in (ROOT / "Containerfile").read_text(), "the group of the socket"
-    assert engine["environment"] == {"PAGETIER_SOCKET": str(config.socket)}
+    assert engine["environment"] == {"PAGETIER": "1", "PAGETIER_SOCKET": str(config.socket)}
     assert engine["volumes"] == ["run:/run/pagetier:ro"] and "run:/run/pagetier" in daemon["volumes"]
     assert engine["depends_on"] == ["pagetierd"], "a new volume takes its owner from the first container"
     assert compose["volumes"].keys() == {"run", "state"}
-    assert json.loads(engine["command"][1])["kv_connector"] == "PagetierConnector"
 
 
 def test_the_daemon_has_no_privileges_of_the_host_but_its_memory(daemon: Any, engine: Any) -> None:

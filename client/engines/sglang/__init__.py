@@ -1,5 +1,7 @@
 """Two interfaces of SGLang: an external linker of its radix cache, and a storage backend of its HiCache.
 
+    PAGETIER=1
+
     --enable-unified-cache-external-linker --unified-cache-external-linker-backend dynamic
     --unified-cache-external-linker-config '{"linker": "PagetierLinker",
         "linker_module_path": "pagetier.client.engines.sglang", "linker_extra_config": {}}'
@@ -8,9 +10,10 @@
     --hicache-storage-backend-extra-config '{"backend_name": "pagetier", "class_name": "PagetierStorage",
         "module_path": "pagetier.client.engines.sglang", "interface_v1": 1}'
 
-linker/ implements the one and storage/ the other. Both know the engine by engine/ and its memory by pools/. Only
-linker/cache_hooks.py, linker/linker.py, engine/model.py and storage/backend.py import SGLang. The other modules
-recognise its objects by their attributes, so that they can be imported without SGLang.
+linker/ implements the one and storage/ the other. Both know the engine by engine/ and its memory by pools/. plugin.py
+is the entry point, which selects the linker where the variable says so. Only plugin.py, linker/cache_hooks.py,
+linker/linker.py, engine/model.py, engine/version.py and storage/backend.py import SGLang. The other modules recognise
+its objects by their attributes, so that they can be imported without SGLang.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
-"""A connector for vLLM: one option, and all engines of the host share one cache.
+"""A connector for vLLM: one variable or one option, and all engines of the host share one cache.
 
-    --kv-transfer-config '{"kv_connector": "PagetierConnector", "kv_role": "kv_both",
-                           "kv_load_failure_policy": "recompute"}'
+    PAGETIER=1
+    --kv-transfer-config '{"kv_connector": "PagetierConnector", "kv_role": "kv_both"}'
 
 The scheduler's process decides which pages are loaded and stored (scheduler.py), and the workers copy them (worker.py).
 A request is followed by request_state.py, a load begins in load_planner.py, and a store in store_planner.py or, with

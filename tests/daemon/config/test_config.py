@@ -170,7 +170,8 @@ def test_the_file_can_be_named_by_a_variable(file: Path, tmp_path: Path) -> None
 
 
 def test_variables_without_the_prefix_and_that_of_the_engines_copies_are_ignored() -> None:
-    others = {"PATH": "/bin", "PAGETIERX": "1", "pagetier_name": "no", "PAGETIER_COPY_CONFIG": "/etc/x.toml"}
+    engines = {"PAGETIER": "1", "PAGETIER_COPY_CONFIG": "/etc/x.toml"}
+    others = {"PATH": "/bin", "PAGETIERX": "1", "pagetier_name": "no", **engines}
     assert load(None, others, {}).name == "pagetier"
 
 
