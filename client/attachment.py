@@ -265,7 +265,13 @@ def _mapping_failure(greeting: Greeting, error: OSError | MemoryError) -> str:
 
 
 def display_name(name: str) -> str:
-    """Returns the name, or that of the program, with "?" for characters that cannot be printed or encoded."""
+    """Returns the name, or that of the program, with "?" for characters that cannot be printed or encoded.
+
+    Raises:
+        TypeError: The name is not a text.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a client must be str, not {type(name).__name__}")
     return "".join(letter if letter.isprintable() else "?" for letter in name or _program())
 
 

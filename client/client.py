@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar, Unpack, overload
 
+from pagetier.client.arguments import seconds_of
 from pagetier.client.page_client import PageClient
 from pagetier.client.reconnect import LinkEvent, log_event
 from pagetier.client.registered_cache import RegisteredCache
@@ -148,7 +149,7 @@ class Client(PageClient):
 
     def wait_attached(self, timeout: float) -> bool:
         """Waits at most `timeout` seconds until the client is attached, and returns whether it is."""
-        return self._own_attachment().attached.wait(timeout)
+        return self._own_attachment().attached.wait(seconds_of("timeout", timeout))
 
     def close(self) -> None:
         """Ends the copies of registered caches, then releases all pins, the mapped memory and the slot.

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from typing import Final
 
 import msgspec
+from msgspec.structs import force_setattr
+
+from pagetier.client.arguments import count_of
 
 EVERYTHING: Final = 2**63 - 1
 """More tokens than any prompt has."""
@@ -27,7 +30,7 @@ class Group(msgspec.Struct, frozen=True):
     page_tokens: int
 
     def __post_init__(self) -> None:
-        require_count("page_tokens", self.page_tokens)
+        force_setattr(self, "page_tokens", count_of("page_tokens", self.page_tokens))
 
     @property
     def needs(self) -> int:
@@ -69,12 +72,6 @@ def grain_of(groups: Iterable[Group]) -> int:
     return math.lcm(*(group.page_tokens for group in groups))
 
 
-def require_count(what: str, value: int) -> None:
-    """Raises ValueError unless `value` is an integer from 1 to 2**31-1, the range of token counts in the index."""
-    if type(value) is not int or not 1 <= value < 2**31:
-        raise ValueError(f"{what} must be 1 or more and below 2**31, not {value!r}")
-
-
 class FullAttention(Group, frozen=True):
     """Full attention (MHA, GQA, MLA): a hit needs every page before it."""
 
@@ -100,7 +97,7 @@ class SlidingWindow(Group, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_count("window", self.window)
+        force_setattr(self, "window", count_of("window", self.window))
 
     @property
     def needs(self) -> int:
@@ -125,7 +122,7 @@ class ChunkedAttention(Group, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_count("chunk", self.chunk)
+        force_setattr(self, "chunk", count_of("chunk", self.chunk))
 
     @property
     def needs(self) -> int:

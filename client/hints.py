@@ -6,7 +6,9 @@ import math
 from typing import Final, Self
 
 import msgspec
+from msgspec.structs import force_setattr
 
+from pagetier.client.arguments import seconds_of
 from pagetier.client.attachment import Attachment
 from pagetier.client.keys import Keys, require_keys
 from pagetier.shm._core import KEY_BYTES, HintKind
@@ -30,6 +32,7 @@ class Hint(msgspec.Struct, frozen=True):
             for pages that are kept.
 
     Raises:
+        TypeError: The time to live is not a number.
         ValueError: The time to live is not positive, or it is infinite for a hint other than keep().
     """
 
@@ -37,6 +40,7 @@ class Hint(msgspec.Struct, frozen=True):
     ttl: float = _TTL_S
 
     def __post_init__(self) -> None:
+        force_setattr(self, "ttl", seconds_of("the time to live of a hint", self.ttl))
         if not self.ttl > 0 or (math.isinf(self.ttl) and self.kind is not HintKind.KEEP):
             raise ValueError(f"the time to live of a hint is a positive number of seconds, not {self.ttl}")
 
@@ -59,6 +63,7 @@ class Hint(msgspec.Struct, frozen=True):
         Raises:
             ValueError: A time is not positive, or it is infinite.
         """
+        seconds = seconds_of("the time of Hint.returns_within()", seconds)
         if not 0 < seconds < math.inf:
             raise ValueError(f"a session returns within a positive number of seconds, not {seconds}")
         kind = next((kind for most, kind in _WITHIN if seconds <= most), HintKind.LATER)

@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING, Any, Final, overload
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import force_setattr
 
+from pagetier.client.arguments import integer_of
 from pagetier.client.hash_chain import chained, extras_of, hashed_after
 from pagetier.client.hash_inputs import (
     Tokens,
@@ -171,6 +173,7 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, dict=True, metaclass=
     title: str = ""
 
     def __post_init__(self) -> None:
+        force_setattr(self, "page_tokens", integer_of("page_tokens of a namespace", self.page_tokens))
         for field, value in self._fields():
             _check_field(field, value)
 

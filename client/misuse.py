@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from enum import Enum
-from typing import NoReturn
+from typing import Final, NoReturn
 
+from pagetier.client.arguments import integer_of, seconds_of
 from pagetier.client.keys import Namespace, require_keys
-from pagetier.client.match import Match
+from pagetier.client.match import Match, MatchHandle
 from pagetier.kernels.host.buffers import Access, HostBuffers, page_count, pages_of
 
 log = logging.getLogger("pagetier.client")
+_LONGEST_S: Final = 1e6  # the daemon is not asked to wait for ever
 
 
 class Misuse(Enum):
@@ -18,6 +20,9 @@ class Misuse(Enum):
 
     CLOSED = "match() of a client that is closed: every match is a miss"
     RELEASED = "load() of a match that is released: load its pages before release() or the end of its with block"
+    NEGATIVE_TIMEOUT = (
+        "a timeout below 0 counts as 0, which waits for nothing: pass seconds, or None for the client's own"
+    )
     OTHER_SIZE = "load() of pages into buffers of another size than the pages: nothing is loaded"
 
 
@@ -51,20 +56,60 @@ def _fits(out: HostBuffers, page_bytes: int) -> bool:
     return count > 0 and int(pages_of(out, count, Access.WRITE).sizes[0]) == page_bytes
 
 
-def require_timeout(value: object) -> None:
-    """Raises TypeError if a client's timeout is not a number of seconds, ValueError if it is negative or NaN."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"Client() takes a number of seconds as timeout, not {type(value).__name__}")
-    if not value >= 0:
-        raise ValueError(f"Client() takes a timeout of 0 seconds or more, not {value}")
+def seconds_to_wait(timeout: object, log_of_client: MisuseLog) -> float:
+    """Returns the seconds that a call may wait, at least 0. Raises TypeError if they are not a number.
+
+    A negative number is often what is left of a caller's own time, so it is logged and raises nothing.
+    """
+    seconds = seconds_of("timeout", timeout)
+    if not seconds >= 0:
+        log_of_client.report(Misuse.NEGATIVE_TIMEOUT)
+    return min(seconds, _LONGEST_S) if seconds > 0 else 0.0
 
 
-def require_match(value: object, start_page: int) -> None:
-    """Raises TypeError if load() is called without a match, ValueError if its first page is negative."""
+def require_match(value: object, call: str) -> None:
+    """Raises TypeError if a call is made without a match."""
     if not isinstance(value, Match):
-        raise TypeError(f"load() takes the Match that match() returns, not {type(value).__name__}")
-    if start_page < 0:
-        raise ValueError(f"start_page must be 0 or more, not {start_page}")
+        raise TypeError(f"{call} takes the Match that match() returns, not {type(value).__name__}")
+
+
+def require_handle(value: object) -> None:
+    """Raises TypeError if adopt() is called without the handle of a match."""
+    if not isinstance(value, MatchHandle):
+        raise TypeError(f"adopt() takes the MatchHandle that Match.to_handle() returns, not {type(value).__name__}")
+
+
+def first_page(match: object, start_page: object) -> int:
+    """Returns the first page of a load.
+
+    Raises:
+        TypeError: It is not an integer, or the load is made without a match.
+        ValueError: It is negative.
+    """
+    require_match(match, "load()")
+    number = integer_of("start_page", start_page)
+    if number < 0:
+        raise ValueError(f"start_page must be 0 or more, not {number}")
+    return number
+
+
+def tokens_to_skip(match: Match, skip_tokens: object, page_tokens: int) -> int:
+    """Returns the tokens that a load skips.
+
+    Raises:
+        TypeError: It is not an integer.
+        ValueError: It is negative, or more than a prompt of as many full pages has. A match of another process does not
+            know its prompt.
+    """
+    number = integer_of("skip_tokens", skip_tokens)
+    if number < 0:
+        raise ValueError(f"skip_tokens must be 0 or more, not {number}")
+    if match.keys is not None and number >= (most := (match.asked + 1) * page_tokens):
+        raise ValueError(
+            f"skip_tokens is {number}, but the prompt that was matched has {match.asked} full pages of {page_tokens}"
+            f" tokens, so fewer than {most} tokens"
+        )
+    return number
 
 
 def require_namespace(value: object) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from pagetier.client.arguments import integer_of, seconds_left
 from pagetier.client.attachment import Attachment, display_name
 from pagetier.client.destinations import destination_of, unpinned_prefix_of
 from pagetier.client.fleet_lookup import FleetPages, Location, pages_in_fleet, request_location
@@ -21,10 +22,12 @@ from pagetier.client.match import Match, MatchHandle
 from pagetier.client.misuse import (
     Misuse,
     MisuseLog,
+    first_page,
     reject_keys,
+    require_handle,
     require_match,
     require_namespace,
-    require_timeout,
+    seconds_to_wait,
     why_nothing_loaded,
 )
 from pagetier.client.paged_blocks import WHOLE, Blocks, Part, require_named
@@ -41,7 +44,6 @@ from pagetier.shm.failpoints import point
 from pagetier.shm.socket_path import default_socket
 
 _COPY_THREADS = 4
-_LONGEST_S = 1e6  # the daemon is not asked to wait for ever
 
 
 class PageClient:
@@ -64,12 +66,11 @@ class PageClient:
         threads: int = 0,
         on_link: Callable[[LinkEvent], None] = log_event,
     ) -> None:
-        require_timeout(timeout)
-        self.timeout = timeout
+        self.timeout = seconds_left("the timeout of a client", timeout)
         # A Path keeps its type, since the owner of a DefaultSocket is validated at each attempt to connect.
         self._socket = socket if socket is None or isinstance(socket, Path) else Path(socket)
         self._name, self._on_link = display_name(name), on_link
-        self.threads = threads or min(_COPY_THREADS, len(os.sched_getaffinity(0)))
+        self.threads = max(0, integer_of("threads", threads)) or min(_COPY_THREADS, len(os.sched_getaffinity(0)))
         self._closed = False
         self.misuse = MisuseLog()
         self._attachments: dict[int, Attachment] = {}
@@ -131,6 +132,7 @@ class PageClient:
         them, unless `match` is released. Release both matches. A match that another process handed over has no keys:
         the result is a miss. Never waits.
         """
+        require_match(match, "rematch()")
         keys, session = match.keys, match.session
         if keys is None or session is None or not session.usable:
             return miss(Match, keys, match.asked)
@@ -188,6 +190,7 @@ class PageClient:
             handle: The handle that Match.to_handle(), or pickling the match, gave. The other process keeps its match
                 until this call has returned.
         """
+        require_handle(handle)
         session = self._own_attachment().session
         if session is None or session.segments_id != handle.segments_id:
             return miss(Match, handle.page_tokens, len(handle))
@@ -295,7 +298,7 @@ class PageClient:
             ValueError: `start_page` is negative, a buffer is empty, or the blocks cannot be loaded or have another
                 layout than the pages. Nothing is copied.
         """
-        require_match(match, start_page)
+        start_page = first_page(match, start_page)
         destination = destination_of(match, out, start_page, self.threads)
         unpinned = unpinned_prefix_of(match, destination)
         seconds = self._seconds(timeout)
@@ -382,8 +385,7 @@ class PageClient:
             hint: What is known of the prompt's session, see hint().
         """
         require_keys(keys, "reserve()")
-        seconds = self._seconds(timeout)
-        deadline = Deadline(seconds)
+        deadline = Deadline(seconds := self._seconds(timeout))
         if self._closed:
             return Reservation.rejected(len(keys), "the client is closed", part)
         if not seconds:
@@ -472,8 +474,8 @@ class PageClient:
             return reservation.publish()
 
     def _seconds(self, timeout: float | None) -> float:
-        """Returns the seconds that a call with this `timeout` may wait."""
-        return min(max(0.0, self.timeout if timeout is None else timeout), _LONGEST_S)
+        """Returns the seconds that a call with this `timeout` may wait. Raises TypeError if it is not a number."""
+        return seconds_to_wait(self.timeout if timeout is None else timeout, self.misuse)
 
     def _attach(self) -> Attachment:
         """Returns the attachment of this process. Threads that call this at the same time get the same one."""

@@ -129,11 +129,14 @@ def packed_sizes(sizes: PageSizes, count: int) -> bytes:
     """Returns the size of each page as little-endian u64.
 
     Raises:
+        TypeError: The size is a text.
         ValueError: The number of sizes is not `count`, or a size is not in 0 .. 2**64-1.
     """
     try:
         if isinstance(sizes, int):
             return sizes.to_bytes(_SIZE_BYTES, "little") * count
+        if isinstance(sizes, str):
+            raise TypeError("the size of a page must be an integer, not str")
         given = np.asarray(sizes, dtype="<u8")
     except OverflowError as error:
         raise ValueError("the size of a page is a number of bytes from 0 to 2**64-1") from error

@@ -12,7 +12,7 @@ from pagetier.client.hash_inputs import Hashes, Tokens
 from pagetier.client.hints import Hint
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.match import Match
-from pagetier.client.misuse import require_same
+from pagetier.client.misuse import require_match, require_same, tokens_to_skip
 from pagetier.client.page_client import PageClient
 from pagetier.client.store_result import StoreResult
 from pagetier.kernels.layout.slot_map import Ids, SlotMap, slot_map
@@ -281,12 +281,12 @@ class RegisteredCache:
         """Returns the slots of the pages that a load may bring and for which the table has room, and the first page.
 
         Raises:
-            ValueError: As slot_map() does, or `skip_tokens` is negative, or the match is of another cache.
+            ValueError: As slot_map() does, `skip_tokens` is negative or exceeds the prompt, or the match is another's.
         """
+        require_match(match, "load()")
         if match.keys is not None:  # a match of another process has none
             require_same(match.keys.namespace, self.namespace)
-        if skip_tokens < 0:
-            raise ValueError(f"skip_tokens must be 0 or more, not {skip_tokens}")
+        skip_tokens = tokens_to_skip(match, skip_tokens, self.page_tokens)
         page, block = self.paged.page.tokens, self.paged.cache.block_tokens
         start_page = skip_tokens // self.page_tokens
         pages = max(0, min(reachable_pages(match), len(block_table) * block // page) - start_page)

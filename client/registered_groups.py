@@ -259,7 +259,9 @@ class RegisteredGroups:
         return zip(self.caches, tables, strict=True)
 
     def _require_own(self, match: GroupMatch) -> None:
-        """Raises ValueError for a match of other groups."""
+        """Raises TypeError without a match, ValueError for a match of other groups."""
+        if not isinstance(match, GroupMatch):
+            raise TypeError(f"load() takes the GroupMatch that match() returns, not {type(match).__name__}")
         if len(match.groups) != len(self.caches):
             raise ValueError(f"a match of {len(match.groups)} groups was given to {len(self.caches)} groups")
         for cache, asked in zip(self.caches, match.groups, strict=True):

@@ -7,6 +7,7 @@ from typing import Final, TypedDict
 
 import msgspec
 
+from pagetier.client.arguments import integer_of
 from pagetier.client.groups import FullAttention, Group, Recurrent
 from pagetier.client.keys import Namespace
 from pagetier.kernels.layout.cache_layout import CacheLayout, LayoutError, Plane
@@ -83,7 +84,10 @@ def shard_of(options: EngineOptions) -> Shard:
         LayoutError: A rank is not below its number of ranks, or a page would have more than 32 parts.
     """
     shard = Shard(
-        options.get("tp_rank", 0), options.get("tp_size", 1), options.get("pp_rank", 0), options.get("pp_layers", ())
+        integer_of("tp_rank", options.get("tp_rank", 0)),
+        integer_of("tp_size", options.get("tp_size", 1)),
+        integer_of("pp_rank", options.get("pp_rank", 0)),
+        tuple(integer_of("pp_layers", layers) for layers in options.get("pp_layers", ())),
     )
     if shard.parts > PARTS:
         raise LayoutError(f"{shard.ranks} ranks in {len(shard.stages) or 1} stages: a page has at most {PARTS} parts")
@@ -172,7 +176,7 @@ def _model_heads(plane: Plane, group: CacheGroup, shard: Shard) -> int:
     if isinstance(group.kind, Recurrent):
         return shard.ranks
     if group.num_kv_heads is not None:
-        return group.num_kv_heads
+        return integer_of("num_kv_heads", group.num_kv_heads)
     if group.layout in _LATENTS or shard.ranks == 1:
         return plane.heads
     raise LayoutError(f"{shard.ranks} ranks divide the heads: pass num_kv_heads, the KV heads of the whole model")

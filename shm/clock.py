@@ -46,7 +46,10 @@ class Deadline:
     __slots__ = ("_at",)
 
     def __init__(self, seconds: float) -> None:
-        self._at = now() + seconds
+        try:
+            self._at = now() + seconds
+        except TypeError:
+            raise TypeError(f"a timeout must be a number of seconds, not {type(seconds).__name__}") from None
 
     @property
     def left(self) -> float:

@@ -7,8 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from pagetier.client import Client, Keys, Namespace
+from pagetier.client import (
+    CacheGroup,
+    Client,
+    FullAttention,
+    Hint,
+    Keys,
+    Namespace,
+    RegisteredCache,
+    SlidingWindow,
+)
 from running_daemon import namespace
 
 PAGE = 1000
@@ -26,8 +36,111 @@ def keys(client: Client) -> Keys:
     ("wrong", "error"), [("1", TypeError), (None, TypeError), (True, TypeError), (-1, ValueError), (np.nan, ValueError)]
 )
 def test_a_client_takes_a_number_of_seconds(wrong: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match=r"^Client\(\) takes a"):
+    with pytest.raises(error, match=r"^the timeout of a client must be"):
         Client(timeout=wrong)
+
+
+def test_every_call_takes_a_number_of_seconds(client: Client, keys: Keys) -> None:
+    cache = registered(client)
+    cache.store(range(64), [0, 1, 2, 3])
+    with client.match(keys) as match, cache.match(range(64)) as pages:
+        calls: list[Callable[[Any], object]] = [
+            lambda timeout: client.store(keys, [bytes(PAGE)] * 4, timeout=timeout),
+            lambda timeout: client.load(match, [bytearray(PAGE)] * 4, timeout=timeout),
+            lambda timeout: client.reserve(keys, PAGE, timeout=timeout),
+            lambda timeout: client.reserve_async(keys, PAGE, timeout=timeout),
+            lambda timeout: client.prefetch(keys, timeout),
+            lambda timeout: client.flush(namespace(salt="none"), timeout),
+            client.wait_attached,
+            lambda timeout: cache.load(pages, [0, 1, 2, 3], timeout=timeout),
+        ]
+        for call in calls:
+            with pytest.raises(TypeError, match=r"^timeout must be a number of seconds, not '1s'$"):
+                call("1s")
+            call(np.float32(1))
+            call(np.int64(1))
+
+
+def test_a_negative_timeout_is_logged_once_and_waits_for_nothing(
+    client: Client, keys: Keys, caplog: pytest.LogCaptureFixture
+) -> None:
+    more = namespace().keys(range(1000, 1064))
+    for timeout in (-1, np.nan):
+        assert client.store(more, [bytes(PAGE)] * 4, timeout=timeout).reason == "the timeout left no time to ask"
+    (logged,) = [record.message for record in caplog.records if "below 0" in record.message]
+    assert "pass seconds, or None for the client's own" in logged
+    assert client.store(more, [bytes(PAGE)] * 4, timeout=None).stored == 4
+
+
+def registered(client: Client, **options: Any) -> RegisteredCache:
+    """Returns a registered cache with pages of 16 tokens."""
+    values: dict[str, Any] = {"model": "m", "page_tokens": 16, "layout": "vllm", "num_kv_heads": 2}
+    return client.register([torch.zeros(2, 8, 16, 2, 8)], **(values | options))
+
+
+def test_integers_of_numpy_count_as_integers(client: Client, keys: Keys) -> None:
+    n: Any = np.int64
+    float32: Any = np.float32
+    cache = registered(client)
+    options = {"page_tokens": n(16), "num_kv_heads": n(2), "tp_rank": n(0), "tp_size": n(1), "pp_layers": [n(1)]}
+    assert registered(client, **options).namespace == cache.namespace
+    assert namespace().page_tokens == n(16)
+    one, other = (Namespace(model="m", dtype="bf16", page_tokens=number) for number in (16, n(16)))
+    assert one.digest == other.digest
+    assert FullAttention(n(16)) == FullAttention(16) and SlidingWindow(16, window=n(32)).window == 32
+    assert client.hint(keys, Hint.keep(n(30))) and client.hint(keys, Hint.returns_within(float32(30)))
+    cache.store(range(64), [0, 1, 2, 3])
+    with cache.match(range(64)) as match:
+        assert cache.load(match, [4, 5, 6, 7], skip_tokens=n(16)) == 64
+    with client.match(keys) as raw:
+        assert client.load(raw, [bytearray(PAGE)] * 3, start_page=n(1)) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"page_tokens": "16"}, "page_tokens must be an integer, not '16'"),
+        ({"page_tokens": 16.0}, "page_tokens must be an integer, not float"),
+        ({"num_kv_heads": "2"}, "num_kv_heads must be an integer, not '2'"),
+        ({"tp_rank": "0"}, "tp_rank must be an integer, not '0'"),
+        ({"tp_size": True}, "tp_size must be an integer, not bool"),
+    ],
+)
+def test_a_registration_says_which_number_is_wrong(client: Client, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^{message}$"):
+        registered(client, **options)
+
+
+def test_tokens_beyond_the_prompt_cannot_be_skipped(client: Client) -> None:
+    cache = registered(client)
+    cache.store(range(64), [0, 1, 2, 3])
+    with cache.match(range(64)) as match:
+        assert cache.load(match, [4, 5, 6, 7, 0], skip_tokens=79) == 79, "a prompt of four full pages and 15 tokens"
+        for load in (cache.load, cache.async_load):
+            with pytest.raises(ValueError, match=r"is 80, but the prompt .* has 4 full pages of 16 tokens, so fewer"):
+                load(match, [4, 5, 6, 7], skip_tokens=80)
+            with pytest.raises(TypeError, match="skip_tokens must be an integer, not '1'"):
+                load(match, [4, 5, 6, 7], skip_tokens="1")  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match=r"takes the Match that match\(\) returns, not NoneType"):
+                load(None, [4, 5, 6, 7])  # type: ignore[arg-type]
+
+
+def test_other_calls_say_what_they_take(client: Client, keys: Keys) -> None:
+    groups = client.register(
+        groups=[CacheGroup(kv_caches=[torch.zeros(2, 8, 16, 2, 8)], layout="vllm", kind=FullAttention(16))], model="m"
+    )
+    calls: list[tuple[Callable[[], object], str]] = [
+        (lambda: client.rematch(None), "takes the Match that match"),  # type: ignore[arg-type]
+        (lambda: client.adopt(None), "takes the MatchHandle"),  # type: ignore[arg-type]
+        (lambda: groups.load(None, [[0]]), "takes the GroupMatch"),  # type: ignore[arg-type]
+        (lambda: client.reserve(keys, "1"), "size of a page must be an integer, not str"),  # type: ignore[arg-type]
+        (lambda: Hint.over("1h"), "must be a number of seconds, not '1h'"),  # type: ignore[arg-type]
+        (lambda: Client(name=5), "name of a client must be str, not int"),  # type: ignore[arg-type]
+        (lambda: Client(threads="2"), "threads must be an integer, not '2'"),  # type: ignore[arg-type]
+    ]
+    for call, message in calls:
+        with pytest.raises(TypeError, match=message):
+            call()
 
 
 @pytest.mark.parametrize("wrong", [[1, 2, 3], None, np.arange(3)])

@@ -35,3 +35,8 @@ def test_a_deadline_is_over_when_its_time_has_passed(virtual_clock: VirtualClock
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan])
 def test_a_deadline_without_time_is_over(seconds: float) -> None:
     assert Deadline(seconds).is_over
+
+
+def test_a_deadline_says_that_a_text_is_no_number_of_seconds() -> None:
+    with pytest.raises(TypeError, match=r"^a timeout must be a number of seconds, not str$"):
+        Deadline("1s")  # type: ignore[arg-type]

@@ -1,0 +1,53 @@
+"""Numbers that callers pass: integers and seconds of any type, including numpy's, as Python's own."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from typing import Final
+
+_MOST_COUNT: Final = 2**31 - 1  # the range of token counts in the index
+
+
+def integer_of(what: str, value: object) -> int:
+    """Returns an integer of any integer type. Raises TypeError for other values, including bools."""
+    if type(value) is int:
+        return value
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)  # type: ignore[arg-type]  # raises TypeError
+    except TypeError:
+        pass
+    raise TypeError(f"{what} must be an integer, not {_shown(value)}")
+
+
+def count_of(what: str, value: object) -> int:
+    """Returns an integer of any integer type. Raises ValueError unless it is an integer from 1 to 2**31-1."""
+    try:
+        number = integer_of(what, value)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    if not 1 <= number <= _MOST_COUNT:
+        raise ValueError(f"{what} must be 1 or more and below 2**31, not {number}")
+    return number
+
+
+def seconds_of(what: str, value: object) -> float:
+    """Returns a number of seconds, of any type of real numbers. Raises TypeError for other values, including bools."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{what} must be a number of seconds, not {_shown(value)}")
+    return float(value)
+
+
+def seconds_left(what: str, value: object) -> float:
+    """Returns a number of seconds from 0 on. Raises TypeError as seconds_of(), ValueError if negative or NaN."""
+    seconds = seconds_of(what, value)
+    if math.isnan(seconds) or seconds < 0:
+        raise ValueError(f"{what} must be 0 seconds or more, not {value}")
+    return seconds
+
+
+def _shown(value: object) -> str:
+    """Returns a text as it was passed, since it shows the mistake; of other values the type."""
+    return repr(value[:40]) if isinstance(value, str) else type(value).__name__
