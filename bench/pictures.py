@@ -1,6 +1,6 @@
 """Draws the pictures of `pagetier top` and of the page at `/`: `make pictures TRACE=conversation.jsonl.gz`.
 
-`pagetier replay` replays a trace for 22 minutes on a daemon with a small arena, a small disk, a write budget and a
+`pagetier replay` replays a trace for 15 minutes on a daemon with a small arena, a small disk, a write budget and a
 fleet in a folder. A headless Chromium draws the page, and pngquant makes the files small.
 """
 
@@ -38,8 +38,8 @@ DOCS: Final = Path(__file__).parents[1] / "docs"
 SHOWN_AS: Final = Path("/run/pagetier/pagetier.sock")
 HOST, PAGE, DATA = "gpu-host-1", "http://127.0.0.1:9470/", "/srv/pagetier"
 TOKEN: Final = "the-token-of-the-pictures"
-SECONDS, LINES, COLORS = 1300.0, 24, 64
-REPLAY: Final = ("--clients", "2", "--page-bytes", "32768", "--pace", "7")
+SECONDS, LINES, COLORS = 880.0, 24, 64
+REPLAY: Final = ("--clients", "2", "--page-bytes", "32768", "--pace", "10")
 RENAME: Final = """(names) => {
   const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (texts.nextNode())

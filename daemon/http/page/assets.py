@@ -7,11 +7,11 @@ from hashlib import sha256
 from typing import Final
 
 STYLE: Final = """
-:root { color-scheme: light dark; --back: #fff; --card: #f6f7f9; --text: #1b1f24; --dim: #57606a; --line: #d0d7de;
-  --memory: #0072b2; --disk: #e69f00; --fleet: #009e73; --missed: #c9ced6; --curve: #a04000; --bad: #b3261e;
+:root { color-scheme: light dark; --back: #ffffff; --card: #f6f7f9; --text: #1b1f24; --dim: #57606a; --line: #d0d7de;
+  --memory: #0060a8; --disk: #e69f00; --fleet: #42bd73; --missed: #c9ced6; --curve: #a04000; --bad: #b3261e;
   --track: #e1e4e8; }
 @media (prefers-color-scheme: dark) { :root { --back: #0f1216; --card: #171b21; --text: #e6e9ee; --dim: #9aa4af;
-  --line: #343b44; --memory: #56b4e9; --disk: #f0b429; --fleet: #2fc08f; --missed: #545d68; --curve: #ff9d5c;
+  --line: #343b44; --memory: #2f86d6; --disk: #f0b429; --fleet: #50e5c2; --missed: #545d68; --curve: #ff9d5c;
   --bad: #ff8a80; --track: #2a3038; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 100rem; padding: .75rem; background: var(--back); color: var(--text);
