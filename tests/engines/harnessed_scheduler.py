@@ -78,7 +78,6 @@ def _config(settings: dict[str, Any], groups: Any, parallel: dict[str, int]) -> 
         kv_connector="PagetierConnector",
         kv_connector_module_path="pagetier.client.engines.vllm",
         kv_role="kv_both",
-        kv_load_failure_policy="recompute",
         kv_connector_extra_config=settings,
         **engine_settings,
     )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from one_host import PAGE_TOKENS, Scene, ask, ask_after_reset, prompt, scene_of, texts
+from one_host import PAGE_TOKENS, REPORTS_FAILURES, Scene, ask, ask_after_reset, prompt, scene_of, texts
 from vllm_engine import VllmEngine
 
 PROMPT = prompt(60)
@@ -20,9 +19,9 @@ def scene() -> Iterator[Scene]:
         yield there
 
 
-def engine_of(scene: Scene, value: str, socket: Path | None = None, **engine: Any) -> VllmEngine:
+def engine_of(scene: Scene, value: str, seed: str = "0", **engine: Any) -> VllmEngine:
     """Starts an engine without any setting for pagetier but the variables."""
-    environment = {"PAGETIER": value, "PAGETIER_SOCKET": str(socket or scene.daemon.socket)}
+    environment = {"PAGETIER": value, "PAGETIER_SOCKET": str(scene.daemon.socket), "PYTHONHASHSEED": seed}
     return scene.engine(alone=True, engine=engine, environment=environment)
 
 
@@ -88,7 +87,7 @@ def test_a_configuration_that_names_pagetier_already_is_used(scene: Scene) -> No
 
 def test_without_a_daemon_the_engine_starts_and_attaches_later(scene: Scene) -> None:
     scene.daemon.kill()
-    with engine_of(scene, "1") as engine:
+    with engine_of(scene, "1", seed="") as engine:
         assert texts(ask(engine, PROMPT))
         (line,) = lines_of(engine)
         assert "pagetier is not attached" in line and "PAGETIER=0 turns it off" in line
@@ -99,3 +98,5 @@ def test_without_a_daemon_the_engine_starts_and_attaches_later(scene: Scene) -> 
         scene.settle()
         again = ask_after_reset(engine, later)
         assert again["external"] == scene.hit() and texts(again) == texts(expected)
+        _, attached = lines_of(engine)
+        assert ("set PYTHONHASHSEED to the same number" in attached) is not REPORTS_FAILURES, attached

@@ -35,9 +35,8 @@ def proof_of_engine(name: str, environment: str, tests: Sequence[str], inputs: S
 
 def _with_older_vllm() -> list[Shard]:
     """Returns the shards with versions of vLLM that the gate does not run. Those of 0.28 have no hybrid models."""
-    refused = "tests/engines/test_refused.py"
     return [
-        _with_all("0.28", "0.28 refused", refused),
+        *(_with_all("0.28", f"0.28 {name}", f"tests/engines/test_{name}.py") for name in _WITH_0_28),
         *(_with_all(version, f"{version} scheduler", *_SCHEDULED[:-3]) for version in ("0.28", "0.30")),
         *(_with_all(version, f"{version} answers {model}", *_answers(model)) for version, model in _OLDER_MODELS),
     ]
@@ -90,6 +89,7 @@ _SCHEDULED: Final = [
         "shared_prefixes",
         "random_requests",
         "scheduler_interface",
+        "vllm_switch_flags",
         "gpu_pages",
         "fleet_waits",
         "cache_layouts",
@@ -98,6 +98,7 @@ _SCHEDULED: Final = [
 
 
 _SAME_ANSWERS: Final = "tests/engines/test_same_answers.py"
+_WITH_0_28: Final = ("refused", "vllm_switch")
 _OLDER_MODELS: Final = (
     ("0.28", "llama"),
     *(("0.30", model) for model in ("llama", "gemma3", "gpt_oss", "qwen3_next")),
@@ -143,7 +144,7 @@ PROOFS_OF_ENGINES: Final = (
         "engines-older",
         _VLLM_OLDER,
         _with_older_vllm,
-        (_SAME_ANSWERS, "tests/engines/test_refused.py", *_SCHEDULED[:-3]),
+        (_SAME_ANSWERS, *(f"tests/engines/test_{name}.py" for name in _WITH_0_28), *_SCHEDULED[:-3]),
     ),
     proof_of_engine("engines-sglang", "sglang-0.5.23", _files("tests/sglang"), _SGLANG),
     Proof("engines-dynamo", _DYNAMO, _with_dynamo, (*_DYNAMO_VLLM, _DYNAMO_SGLANG)),
