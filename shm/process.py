@@ -155,6 +155,11 @@ def reopen_pidfd(pid: int, kernel_id: int) -> int | None:
     return None
 
 
+def die_with_parent() -> None:
+    """Lets the kernel kill this process when its parent ends. A parent that has ended already does not count."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def be_child(name: bytes, nice: int) -> None:
     """Lets this process end with the daemon that started it, and ignore signals that are meant for the daemon.
 
@@ -164,9 +169,8 @@ def be_child(name: bytes, nice: int) -> None:
         name: The name that `ps` shows, at most 15 bytes.
         nice: How much other processes are preferred.
     """
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    libc.prctl(_PR_SET_NAME, name)
+    die_with_parent()
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     os.nice(nice)

@@ -26,24 +26,8 @@ from pagetier.tiers.disk.file_format import FORMAT
 _STATE: Final = "state"
 _NO_BOOT: Final = "distrusted"  # treated like another boot
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-_PR_SET_PDEATHSIG: Final = 1
-# Verifies offline, by reading: nothing in the file can crash it, and LMDB opens the file only if it is sound. It is a
-# process of its own that can be killed, and that dies with its parent, even if the parent is gone already.
-_PROOF: Final = f"""
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, signal.SIGKILL)
-if os.getppid() != int(sys.argv[2]):
-    sys.exit("the parent process is gone")
-from lmdb.verify import VerifyError, verify
-try:
-    found = verify(sys.argv[1], subdir=False)
-except (VerifyError, OSError) as error:
-    found = [str(error)]
-if found:
-    sys.exit(found[0])
-from pagetier.tiers.lmdb.count import miscounted
-sys.exit(miscounted(sys.argv[1]) or 0)
-"""
+# The program that verifies one file. It is named, not imported: it knows LMDB's files, as the stores above do.
+_PROOF: Final = "pagetier.tiers.lmdb.proof"
 
 
 @functools.cache
@@ -204,7 +188,7 @@ def prove(folders: Sequence[Path], seconds: float) -> list[str]:
 
 @contextlib.contextmanager
 def _proof(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", _PROOF, str(folder / file_system.DATA), str(os.getpid())]
+    command = [sys.executable, "-m", _PROOF, str(folder / file_system.DATA), str(os.getpid())]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     with process:
         try:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from pagetier.tiers.disk import environment, file_system, reader, recovery, store_folder
 from pagetier.tiers.frame_files.direct_files import DirectFiles
 from pagetier.tiers.frame_files.files_environment import FilesEnvironment
+from pagetier.tiers.lmdb import proof
 
 
 def _syncs_nothing() -> None:
@@ -26,7 +27,8 @@ def _writes_state_without_sync() -> None:
 
 
 def _believes() -> None:
-    recovery._PROOF = ""  # type: ignore[misc]
+    proof.fault = lambda data: ""
+    recovery._verdicts = lambda proofs, deadline: iter([""] * len(proofs))
 
 
 def _gives_up_late() -> None:

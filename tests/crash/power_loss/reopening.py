@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +13,7 @@ from oracle.page_contents import wrong
 from pagetier.shm._core import KEY_BYTES
 from pagetier.tiers.base import Catalogue, Incoming, ReadOutcome, TierError
 from pagetier.tiers.disk import recovery
+from pagetier.tiers.lmdb import proof
 from power_loss.workload import FRAME, SEED, Terms, key_of, outgoing
 from store_pages import aligned
 
@@ -102,14 +101,7 @@ def prove_here() -> None:
 
 
 def _proof_here(folder: Path) -> str:
-    arguments, sys.argv = sys.argv, ["proof", str(folder / "data.mdb"), str(os.getppid())]
-    try:
-        exec(recovery._PROOF, {})
-    except SystemExit as end:
-        return str(end.code) if end.code else ""
-    finally:
-        sys.argv = arguments
-    return ""
+    return proof.fault(str(folder / "data.mdb"))
 
 
 def unsound(folder: Path) -> list[str]:
