@@ -31,7 +31,7 @@ _TRANSACTIONS_ON_THEIR_WAY: Final = 3
 # Free pages that lie alone among trees, where no frame fits.
 _FRAGMENTS: Final = 0.02
 _SMALLEST_PART: Final = 32  # a transaction takes at most this part of an environment
-# The files store: LMDB has a record for each page, of 120 bytes and 8 for each run, in leaves that are two thirds full.
+# The files store: LMDB has a record for each page, 120 bytes and 8 for each extent, in leaves that are two thirds full.
 _RECORD_BYTES: Final = 256
 # The records that one transaction changes: it copies a leaf and its branches for each of them.
 _RECORDS_PER_TRANSACTION: Final = 256

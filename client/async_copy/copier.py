@@ -272,11 +272,11 @@ def copier_pinning(
         registrar: Pins memory, and unpins it.
         device: Makes the device from a function that returns whether all of some frames are pinned by now.
     """
-    lease = client.arenas.lease(*registrar)
-    pinning = lease.watched(device(lease.ready))
+    claim = client.arenas.claim(*registrar)
+    pinning = claim.watched(device(claim.ready))
     if client.session is not None:
-        lease.begin(client.session)
-    return AsyncCopier(client, cache, pinning, settings, ended=lease.end)
+        claim.begin(client.session)
+    return AsyncCopier(client, cache, pinning, settings, ended=claim.end)
 
 
 def _on_gpu(client: OpeningClient, cache: PagedCache, settings: CopySettings) -> AsyncCopier:

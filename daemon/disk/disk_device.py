@@ -45,7 +45,7 @@ _MOST_DROPS: Final = 1 << 20  # in one command, because the size of a message is
 
 
 class DiskDevice:
-    """One device, the Watcher of its worker. On the loop's thread only.
+    """One device, the WorkerHandler of its worker. On the loop's thread only.
 
     Attributes:
         number: Its number in the index.
@@ -128,13 +128,13 @@ class DiskDevice:
         self.supervisor.renew(options)
 
     def started(self, slot: int, send: CommandSender) -> None:
-        """Implements Watcher.started()."""
+        """Implements WorkerHandler.started()."""
         self._tier.reads.begin(self.number, slot, send)
         self.send = send
         self._opening = DeviceOpening(self._owner, self.number)
 
     def hear(self, report: Report) -> None:
-        """Implements Watcher.hear(). Raises ProtocolError for a report that is invalid now."""
+        """Implements WorkerHandler.hear(). Raises ProtocolError for a report that is invalid now."""
         match report:
             case Wrote():
                 self._wrote(report)
@@ -182,7 +182,7 @@ class DiskDevice:
         return self._drop(drops) if drops else 0
 
     def ended(self, slot: int, why: str) -> None:
-        """Implements Watcher.ended(): the device has no pages until the next worker has opened it.
+        """Implements WorkerHandler.ended(): the device has no pages until the next worker has opened it.
 
         The order matters. The worker's pins and grants return first, so that pages whose frames it held are complete or
         gone. Then the index forgets the pages of the device: a page only on it is a miss, and a page that was being
@@ -209,7 +209,7 @@ class DiskDevice:
         self._report_down(why)
 
     def failed(self, why: str) -> None:
-        """Implements Watcher.failed()."""
+        """Implements WorkerHandler.failed()."""
         self._opening.refused = True
         self.note(standing=Standing.DOWN, trouble=why)
         self.status.log_down(why)

@@ -53,7 +53,7 @@ _PATIENCE: Final = 10  # times remote.timeout, and once for each page: then a co
 
 
 class FleetTier:
-    """The fleet as the service sees it, a Watcher of its worker. On the loop's thread only.
+    """The fleet as the service sees it, the WorkerHandler of its worker. On the loop's thread only.
 
     Without a configured fleet it is never asked and has no effect.
 
@@ -183,7 +183,7 @@ class FleetTier:
         return self._is_open and not self._health.reads.is_open
 
     def started(self, slot: int, send: CommandSender) -> None:
-        """Implements Watcher.started()."""
+        """Implements WorkerHandler.started()."""
 
         def send_read(command: Command) -> None:
             if isinstance(command, Read):
@@ -195,7 +195,7 @@ class FleetTier:
         self._heard_at = self._loop.time()
 
     def hear(self, report: Report) -> None:
-        """Implements Watcher.hear(). Raises ProtocolError for a report that is invalid now."""
+        """Implements WorkerHandler.hear(). Raises ProtocolError for a report that is invalid now."""
         self._heard_at = self._loop.time()
         match report:
             case Found():
@@ -215,7 +215,7 @@ class FleetTier:
                 raise ProtocolError(f"{type(report).__name__} at the wrong time")
 
     def ended(self, slot: int, why: str) -> None:
-        """Implements Watcher.ended(): engines do not ask until the next worker has opened the fleet."""
+        """Implements WorkerHandler.ended(): engines do not ask until the next worker has opened the fleet."""
         self._is_open, self._send = False, no_worker
         self._owner.set_fleet_breaker(1)
         self._owner.reap(slot)
@@ -229,7 +229,7 @@ class FleetTier:
             log.warning("no fleet: %s; serving from this host only", why, extra=event("fleet_down"))
 
     def failed(self, why: str) -> None:
-        """Implements Watcher.failed()."""
+        """Implements WorkerHandler.failed()."""
         self._note(standing="down", trouble=why)
         log.warning("no fleet: %s; serving from this host only", why, extra=event("fleet_down"))
 

@@ -29,7 +29,7 @@ _QUEUE_S: Final = 2.0  # of work at the measured rate
 _WHOLE: Final = 1 << 62
 
 
-class _Run(msgspec.Struct, frozen=True, eq=False):
+class _GrantedPages(msgspec.Struct, frozen=True, eq=False):
     """Pages to write from `due` on. They are read from the messages of their reservation only then."""
 
     due: float
@@ -72,7 +72,7 @@ class WriteThrough:
     def __init__(self, arena_bytes: int) -> None:
         self._send: CommandSender = no_worker
         self._numbers = itertools.count(1)
-        self._runs: deque[_Run] = deque()
+        self._granted: deque[_GrantedPages] = deque()
         self._ready: deque[Page] = deque()
         self._retries: deque[tuple[float, Page]] = deque()
         self._writing: dict[int, tuple[list[Page], float]] = {}
@@ -105,11 +105,11 @@ class WriteThrough:
 
     def drop_all(self) -> None:
         """Drops the queue: nothing is to be written any more."""
-        for run in self._runs:
-            self._drop(sum(1 for page in run.pages()), run.nbytes)
+        for granted in self._granted:
+            self._drop(sum(1 for page in granted.pages()), granted.nbytes)
         self._drop(len(self._ready), sum(page.size for page in self._ready))
         self._drop(len(self._retries), sum(page.size for _, page in self._retries))
-        self._runs.clear()
+        self._granted.clear()
         self._ready.clear()
         self._retries.clear()
         self.queued_bytes = 0
@@ -126,7 +126,9 @@ class WriteThrough:
         room = max(_LEAST_QUEUE, int(_QUEUE_S * self._speed)) - self.queued_bytes
         taken = min(nbytes, max(0, room))
         self.queued_bytes += taken
-        self._runs.append(_Run(loop_clock.now() + _SETTLING_S, taken, lambda: granted_pages(request, response)))
+        self._granted.append(
+            _GrantedPages(loop_clock.now() + _SETTLING_S, taken, lambda: granted_pages(request, response))
+        )
 
     @property
     def is_due(self) -> bool:
@@ -215,11 +217,11 @@ class WriteThrough:
     def take_due(self) -> None:
         """Makes pages ready whose time has come, and drops what does not fit. Called a few times a second, always."""
         now = loop_clock.now()
-        while self._runs and self._runs[0].due <= now:
-            run = self._runs.popleft()
-            self.queued_bytes -= run.nbytes
-            left = run.nbytes
-            for page in run.pages():
+        while self._granted and self._granted[0].due <= now:
+            granted = self._granted.popleft()
+            self.queued_bytes -= granted.nbytes
+            left = granted.nbytes
+            for page in granted.pages():
                 left -= page.size
                 if left < 0:
                     self._drop(1, page.size)

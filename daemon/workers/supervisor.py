@@ -4,12 +4,12 @@ The life of one worker, in this order (`_run_once`):
 
 1. A process is started, or connects, and is attached to a slot of the index, like an engine. Only then it is sent the
    segments: whatever it does to them from now on is attributed to its slot.
-2. The watcher learns its slot, before the worker can send a report.
-3. The worker is sent its configuration and reports to the watcher, until its process ends. A connection that closes, an
+2. The handler learns its slot, before the worker can send a report.
+3. The worker is sent its configuration and reports to the handler, until its process ends. A connection that closes, an
    invalid report or a timeout only lead to its end; they never count as its end, since a process that runs may still
    write into frames.
-4. The process has ended, as its pidfd says: nothing of it accesses the segments any more. Now the watcher frees the
-   slot with everything that the worker had pinned or was granted (`Watcher.ended`), and the next worker may start.
+4. The process has ended, as its pidfd says: nothing of it accesses the segments any more. Now the handler frees the
+   slot with everything that the worker had pinned or was granted (`WorkerHandler.ended`). The next worker may start.
 
 So two workers never have the same files open, and no frame is given away that a worker may still fill.
 """
@@ -50,7 +50,7 @@ STEADY_S: Final = 60.0
 _TRUST: Final = (Trust.AS_LEFT, Trust.PROVEN, Trust.PROVEN, Trust.NOTHING)
 
 
-class Watcher(Protocol):
+class WorkerHandler(Protocol):
     """The receiver of the supervisor's events and of the worker's reports, on the loop's thread."""
 
     def started(self, slot: int, send: CommandSender) -> None:
@@ -69,7 +69,7 @@ class Watcher(Protocol):
 class Supervisor:
     """Runs the worker from start() to stop(). On the loop's thread only.
 
-    Commands and reports pass between the watcher and the worker, without the supervisor.
+    Commands and reports pass between the handler and the worker, without the supervisor.
 
     Attributes:
         leaving: The worker is not restarted when it ends, because the daemon stops.
@@ -82,7 +82,7 @@ class Supervisor:
         self,
         segments: Segments,
         options: DeviceOptions | FleetOptions,
-        watcher: Watcher,
+        handler: WorkerHandler,
         loop: asyncio.AbstractEventLoop,
         source: WorkerSource | None = None,
     ) -> None:
@@ -90,7 +90,7 @@ class Supervisor:
         self._source = source or ChildWorkers(environ_without_credentials())
         self._segments = segments
         self._options = options
-        self._watcher = watcher
+        self._handler = handler
         self._loop = loop
         self._worker: WorkerProcess | None = None
         self._task: asyncio.Task[None] | None = None
@@ -181,7 +181,7 @@ class Supervisor:
             try:
                 await self._run_once()
             except OSError as error:
-                self._watcher.failed(f"its worker cannot be started: {error}")
+                self._handler.failed(f"its worker cannot be started: {error}")
             if self.leaving:
                 return
             if self.renewing:
@@ -195,7 +195,7 @@ class Supervisor:
     async def _run_once(self) -> None:
         link = await self._source.next()
         began = self._loop.time()
-        worker = WorkerProcess(self._loop, self._watcher.hear, link)
+        worker = WorkerProcess(self._loop, self._handler.hear, link)
         slot = self._attach(worker)
         point("disk.attached")
         if slot < 0:
@@ -203,7 +203,7 @@ class Supervisor:
             await asyncio.wait([worker.ended])
             raise OSError("all slots are in use")
         self._worker = worker
-        self._watcher.started(slot, worker.send)
+        self._handler.started(slot, worker.send)
         try:
             await self._serve(worker, slot)
             await asyncio.wait([worker.ended])  # awaiting the future itself would end it when this task is cancelled
@@ -216,7 +216,7 @@ class Supervisor:
             else:
                 self._count_crash(worker, self._loop.time() - began)
                 self._keep_doubt(worker)
-                self._watcher.ended(slot, self._why_ended(worker))
+                self._handler.ended(slot, self._why_ended(worker))
 
     def _count_crash(self, worker: WorkerProcess, lasted: float) -> None:
         if not worker.crashed or lasted > STEADY_S:

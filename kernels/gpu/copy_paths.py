@@ -16,7 +16,7 @@ from pagetier.kernels.device import Copy, Direction
 from pagetier.kernels.gpu import triton_kernels
 from pagetier.kernels.gpu.launch import GRID, Grid, PlaneTable, Tables, launch
 from pagetier.kernels.gpu.runs import Addresses, Cutting, Runs, run_bytes, runs_of
-from pagetier.kernels.gpu.staging import Ring, Slot, batches, slot_needed
+from pagetier.kernels.gpu.staging import Ring, StagingBuffer, batches, buffer_needed
 from pagetier.kernels.layout.frames import Frames
 from pagetier.kernels.layout.transfer import Transfer
 
@@ -163,8 +163,8 @@ class DmaPath:
 class StagedPath:
     """Runs a kernel between the cache and a ring on the device, and copy engines between the ring and the frames.
 
-    The copy engines have a queue of their own, so that they work while the kernel fills or empties another slot. A slot
-    is used again after the mark of its last use, on whichever queue that was.
+    The copy engines have a queue of their own, so that they work while the kernel fills or empties another buffer. A
+    buffer is used again after the mark of its last use, on whichever queue that was.
     """
 
     def __init__(self, ring: Ring, side: Queue, kernels: Kernels, memcpy: Memcpy) -> None:
@@ -172,33 +172,33 @@ class StagedPath:
         self._ring, self._side, self._kernels, self._memcpy = ring, side, kernels, memcpy
 
     def enqueue(self, copy: Copy, queue: Queue) -> None:
-        """Implements CopyPath. If not even one page of a plane fits into a slot, the copy engines move all of it."""
-        if slot_needed(copy) > self._ring.slot_bytes:
+        """Implements CopyPath. If not even one page of a plane fits into a buffer, the copy engines move all of it."""
+        if buffer_needed(copy) > self._ring.buffer_bytes:
             _move(self._memcpy, copy.direction, runs_of(copy), queue)
             return
         step = self._store if copy.direction is Direction.STORE else self._load
-        for batch in batches(copy, self._ring.slot_bytes):
-            slots = [self._ring.next_slot() for _ in batch.parts]
-            staged, runs = batch.staged(self._ring.address), batch.runs(slots)
-            for part, (slot, pages) in enumerate(zip(slots, batch.parts, strict=True)):
-                kernel = partial(self._kernels.enqueue_pages, staged, batch.staged_part(part), slot.address, queue)
-                step(slot, kernel, runs.of_pages(pages), queue)
+        for batch in batches(copy, self._ring.buffer_bytes):
+            buffers = [self._ring.next_buffer() for _ in batch.parts]
+            staged, runs = batch.staged(self._ring.address), batch.runs(buffers)
+            for part, (buffer, pages) in enumerate(zip(buffers, batch.parts, strict=True)):
+                kernel = partial(self._kernels.enqueue_pages, staged, batch.staged_part(part), buffer.address, queue)
+                step(buffer, kernel, runs.of_pages(pages), queue)
         if copy.direction is Direction.STORE:
             queue.after(self._side.mark())
 
-    def _store(self, slot: Slot, kernel: Callable[[], None], runs: Runs, queue: Queue) -> None:
-        _after(queue, slot.free)
+    def _store(self, buffer: StagingBuffer, kernel: Callable[[], None], runs: Runs, queue: Queue) -> None:
+        _after(queue, buffer.free)
         kernel()
         self._side.after(queue.mark())
         _move(self._memcpy, Direction.STORE, runs, self._side)
-        slot.free = self._side.mark()
+        buffer.free = self._side.mark()
 
-    def _load(self, slot: Slot, kernel: Callable[[], None], runs: Runs, queue: Queue) -> None:
-        _after(self._side, slot.free)
+    def _load(self, buffer: StagingBuffer, kernel: Callable[[], None], runs: Runs, queue: Queue) -> None:
+        _after(self._side, buffer.free)
         _move(self._memcpy, Direction.LOAD, runs, self._side)
         queue.after(self._side.mark())
         kernel()
-        slot.free = queue.mark()
+        buffer.free = queue.mark()
 
 
 class FrameMemory(Enum):

@@ -1,4 +1,4 @@
-"""Copies through a ring in the device's memory: split into its slots, with each page contiguous in a slot."""
+"""Copies through a ring in the device's memory: split over its buffers, with each page contiguous in a buffer."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pagetier.kernels.layout.transfer import Transfer
 _WIDEST: Final = 16  # bytes of a kernel's access: pages in the ring begin at multiples of it, as in frames
 
 
-class Slot:
-    """A slot of a ring.
+class StagingBuffer:
+    """A buffer of a ring.
 
     Attributes:
-        address: The address of the slot.
-        free: The mark of a queue after which the slot is free; None before its first use.
+        address: The address of the buffer.
+        free: The mark of a queue after which the buffer is free; None before its first use.
     """
 
     def __init__(self, address: int) -> None:
@@ -33,25 +33,25 @@ class Slot:
 
 
 class Ring:
-    """Slots of `slot_bytes` bytes from `address` on, used in turn by one stream. It waits for a slot's `free` mark."""
+    """Buffers of `buffer_bytes` bytes from `address` on, used in turn by a stream that waits for their `free` marks."""
 
-    def __init__(self, address: int, nbytes: int, slots: int = 2, owner: object = None) -> None:
+    def __init__(self, address: int, nbytes: int, buffers: int = 2, owner: object = None) -> None:
         """Divides `nbytes` bytes from `address` on, which `owner` keeps alive.
 
         Raises:
-            ValueError: A slot has less than 16 bytes.
+            ValueError: A buffer has less than 16 bytes.
         """
-        self.slot_bytes = nbytes // max(slots, 1) // _WIDEST * _WIDEST
-        if slots < 1 or not self.slot_bytes or address % _WIDEST:
-            raise ValueError(f"cannot make a ring of {slots} slots in {nbytes} bytes at {address:#x}")
-        self._slots = [Slot(address + at * self.slot_bytes) for at in range(slots)]
+        self.buffer_bytes = nbytes // max(buffers, 1) // _WIDEST * _WIDEST
+        if buffers < 1 or not self.buffer_bytes or address % _WIDEST:
+            raise ValueError(f"cannot make a ring of {buffers} buffers in {nbytes} bytes at {address:#x}")
+        self._buffers = [StagingBuffer(address + at * self.buffer_bytes) for at in range(buffers)]
         self.address, self._taken = address, 0
         self._owner = owner
 
-    def next_slot(self) -> Slot:
-        """Returns the least recently used slot."""
+    def next_buffer(self) -> StagingBuffer:
+        """Returns the least recently used buffer."""
         self._taken += 1
-        return self._slots[(self._taken - 1) % len(self._slots)]
+        return self._buffers[(self._taken - 1) % len(self._buffers)]
 
 
 class Batch(msgspec.Struct, frozen=True, eq=False):
@@ -61,7 +61,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
         copy: The copy; none of its pages is skipped.
         begin: The first byte of each page.
         page_bytes: The number of bytes of each page.
-        at_once: The number of pages that go through a slot at once.
+        at_once: The number of pages that go through a buffer at once.
     """
 
     copy: Copy
@@ -71,12 +71,12 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def parts(self) -> list[range]:
-        """The pages that go through each slot."""
+        """The pages that go through each buffer."""
         count = len(self.copy.transfer.slots)
         return [range(at, min(at + self.at_once, count)) for at in range(0, count, self.at_once)]
 
     def staged(self, address: int) -> Copy:
-        """Returns the kernels' copy between the cache and slots, as if all slots began at `address`, one frame a page.
+        """Returns the kernels' copy between the cache and buffers, as if all began at `address`, one frame a page.
 
         The pages of each part are staged_part(); the rows between them are empty.
         """
@@ -98,10 +98,10 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
         """Returns the pages of staged() that belong to a part."""
         return range(part * self.stride, part * self.stride + len(self.parts[part]))
 
-    def runs(self, slots: Sequence[Slot]) -> Runs:
-        """Returns the runs between the pages in slots, one slot a part, and the frames."""
+    def runs(self, buffers: Sequence[StagingBuffer]) -> Runs:
+        """Returns the runs between the pages in buffers, one buffer a part, and the frames."""
         number = np.arange(len(self.copy.transfer.slots))
-        addresses = np.array([slot.address for slot in slots], np.int64)
+        addresses = np.array([buffer.address for buffer in buffers], np.int64)
         begins = addresses[number // self.at_once] + number % self.at_once * self.page_bytes
         return buffer_runs(self.copy, begins, self.begin)
 
@@ -112,29 +112,29 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
         return msgspec.structs.replace(its, planes=planes, layers=its.layers[which], page_bytes=self.page_bytes)
 
 
-def slot_needed(copy: Copy) -> int:
-    """Returns the smallest slot size for batches() of this copy: its largest plane of a page; 0 if it has none."""
+def buffer_needed(copy: Copy) -> int:
+    """Returns the smallest buffer size for batches() of this copy: its largest plane of a page; 0 if it has none."""
     extents = _extents(copy)
     return int(np.max(extents[:, 1] - extents[:, 0], initial=0))
 
 
-def batches(copy: Copy, slot_bytes: int) -> Iterator[Batch]:
-    """Yields batches that together move the whole copy: one, or several where a page's bytes exceed a slot.
+def batches(copy: Copy, buffer_bytes: int) -> Iterator[Batch]:
+    """Yields batches that together move the whole copy: one, or several where a page's bytes exceed a buffer.
 
     Yields:
         The batches, in the order of the planes.
 
     Raises:
-        ValueError: A slot has less than slot_needed() bytes.
+        ValueError: A buffer has less than buffer_needed() bytes.
     """
-    if slot_needed(copy) > slot_bytes:
-        raise ValueError(f"slots of {slot_bytes} bytes are too small for planes of {slot_needed(copy)} bytes")
+    if buffer_needed(copy) > buffer_bytes:
+        raise ValueError(f"buffers of {buffer_bytes} bytes are too small for planes of {buffer_needed(copy)} bytes")
     slots, extents = copy.transfer.slots, _extents(copy)
     pages = np.flatnonzero(slots.copies)
-    for first, end in pairwise(_cuts(extents.tolist(), slot_bytes) if len(pages) else []):
+    for first, end in pairwise(_cuts(extents.tolist(), buffer_bytes) if len(pages) else []):
         begin, end_offset = int(extents[first:end, 0].min()), int(extents[first:end, 1].max())
         planes = range(copy.planes.start + first, copy.planes.start + end)
-        at_once = min(slot_bytes // (end_offset - begin), len(pages))
+        at_once = min(buffer_bytes // (end_offset - begin), len(pages))
         yield Batch(_of(copy, pages, planes), begin, end_offset - begin, at_once)
 
 

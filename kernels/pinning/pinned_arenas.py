@@ -1,4 +1,4 @@
-"""The arenas that are pinned for GPUs: the current session's, while a copier leases it or copies are in flight."""
+"""The arenas that are pinned for GPUs: the current session's, while a copier claims it or copies are in flight."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class _Pinned:
 class PinnedArenas:
     """The arenas that the copiers of one client pin together, since memory is pinned once a process. Thread-safe.
 
-    Only the current session's arena is pinned, and only while a copier has a lease. An arena that is no longer current,
-    or that no copier leases, is unpinned in the background once no copy of it is in flight; after a device error it is
+    Only the current session's arena is pinned, and only while a copier has a claim. An arena that is no longer current,
+    or that no copier claims, is unpinned in the background once no copy of it is in flight; after a device error it is
     never unpinned. Unusable in a forked child.
     """
 
@@ -67,15 +67,15 @@ class PinnedArenas:
         self._changed = SafeCondition()
         self._lock = self._changed.lock
         self._pinned: dict[Session, _Pinned] = {}
-        self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
+        self._claims: weakref.WeakSet[PinningClaim] = weakref.WeakSet()
         self._watching = False
 
-    def lease(self, register: Registering, unregister: Unregistering) -> Lease:
-        """Returns a copier's lease. The two functions pin and unpin the memory that is first pinned for it."""
-        lease = Lease(self, register, unregister)
+    def claim(self, register: Registering, unregister: Unregistering) -> PinningClaim:
+        """Returns a copier's claim. The two functions pin and unpin the memory that is first pinned for it."""
+        claim = PinningClaim(self, register, unregister)
         with self._lock:
-            self._leases.add(lease)
-        return lease
+            self._claims.add(claim)
+        return claim
 
     def check_session(self) -> None:
         """Checks at once whether the current session has changed, instead of within the next second."""
@@ -95,22 +95,22 @@ class PinnedArenas:
         pinned = self._of(self._current())
         return pinned.pinning.progress if pinned is not None else 0.0
 
-    # --- for leases -----------------------------------------------------------------------------------------------
+    # --- for claims -----------------------------------------------------------------------------------------------
 
     def ready(self, frames: Frames) -> bool:
-        """Implements Lease.ready()."""
+        """Implements PinningClaim.ready()."""
         pinned = self._of(frames.arena.owner)
         return pinned is not None and pinned.pinning.ready_frames(frames)
 
-    def begin(self, session: object, lease: Lease) -> _Pinned | None:
+    def begin(self, session: object, claim: PinningClaim) -> _Pinned | None:
         """Returns a session's pinned arena, starting to pin it if that is allowed; None if it is not."""
         with self._lock:
             pinned = self._of(session)
-            if pinned is None and isinstance(session, Session) and lease in self._leases and self._wanted(session):
-                pinned = self._pin(session, lease)
+            if pinned is None and isinstance(session, Session) and claim in self._claims and self._wanted(session):
+                pinned = self._pin(session, claim)
             return pinned
 
-    def enqueuing(self, copy: Copy, stream: object, lease: Lease) -> _Pinned | None:
+    def enqueuing(self, copy: Copy, stream: object, claim: PinningClaim) -> _Pinned | None:
         """Marks the arena of a copy as in use before the copy is enqueued.
 
         Returns:
@@ -120,7 +120,7 @@ class PinnedArenas:
             ValueError: The arena is being unpinned. Even a pageable copy could then access memory while it is unpinned.
         """
         with self._lock:
-            pinned = self.begin(copy.frames.arena.owner, lease)
+            pinned = self.begin(copy.frames.arena.owner, claim)
             if pinned is not None and pinned.ending:
                 raise ValueError("the arena is being unpinned")
             if pinned is not None:
@@ -132,19 +132,19 @@ class PinnedArenas:
         with self._lock:
             pinned.last[stream] = event
 
-    def end(self, lease: Lease, timeout: float) -> bool:
-        """Implements Lease.end()."""
+    def end(self, claim: PinningClaim, timeout: float) -> bool:
+        """Implements PinningClaim.end()."""
         with self._lock:
-            self._leases.discard(lease)
+            self._claims.discard(claim)
             self._changed.wake_all()
-            return self._changed.wait_for(lambda: bool(self._leases) or not self._pinned, max(0.0, timeout))
+            return self._changed.wait_for(lambda: bool(self._claims) or not self._pinned, max(0.0, timeout))
 
-    def _pin(self, session: Session, lease: Lease) -> _Pinned | None:
+    def _pin(self, session: Session, claim: PinningClaim) -> _Pinned | None:
         session.retain_arena()  # before the check: a session that is retired after it stays mapped
         if not session.usable:
             session.release_arena()
             return None
-        pinned = self._pinned[session] = _Pinned(session, lease.register, lease.unregister)
+        pinned = self._pinned[session] = _Pinned(session, claim.register, claim.unregister)
         self._watch()
         return pinned
 
@@ -152,7 +152,7 @@ class PinnedArenas:
         return self._pinned.get(session) if isinstance(session, Session) else None
 
     def _wanted(self, session: Session) -> bool:
-        return bool(self._leases) and session is self._current() and session.usable and not session.closed
+        return bool(self._claims) and session is self._current() and session.usable and not session.closed
 
     # --- in the thread --------------------------------------------------------------------------------------------
 
@@ -193,11 +193,11 @@ class PinnedArenas:
         return [pinned for pinned in self._pinned.values() if not self._wanted(pinned.session)]
 
 
-class Lease:
-    """A copier's lease on pinned arenas, until end() or until it is dropped (its streams refer to it)."""
+class PinningClaim:
+    """A copier's claim on pinned arenas, until end() or until it is dropped (its streams refer to it)."""
 
     def __init__(self, arenas: PinnedArenas, register: Registering, unregister: Unregistering) -> None:
-        """Created by PinnedArenas.lease()."""
+        """Created by PinnedArenas.claim()."""
         self.register, self.unregister = register, unregister
         self._arenas = arenas
 
@@ -217,26 +217,26 @@ class Lease:
         return _WatchedDevice(device, self._arenas, self)
 
     def end(self, timeout: float) -> bool:
-        """Ends the lease: no more copies are enqueued. Unpinning continues in the background. May be called again.
+        """Ends the claim: no more copies are enqueued. Unpinning continues in the background. May be called again.
 
         Returns:
-            False if this was the last lease and something is still pinned after the timeout.
+            False if this was the last claim and something is still pinned after the timeout.
         """
         return self._arenas.end(self, timeout)
 
 
 class _WatchedDevice:
-    """The device that Lease.watched() returns."""
+    """The device that PinningClaim.watched() returns."""
 
-    def __init__(self, device: Device, arenas: PinnedArenas, lease: Lease) -> None:
-        self._device, self._arenas, self._lease = device, arenas, lease
+    def __init__(self, device: Device, arenas: PinnedArenas, claim: PinningClaim) -> None:
+        self._device, self._arenas, self._claim = device, arenas, claim
 
     @property
     def name(self) -> str:
         return self._device.name
 
     def stream(self, direction: Direction) -> Stream:
-        return _WatchedStream(self._device.stream(direction), self._arenas, self._lease)
+        return _WatchedStream(self._device.stream(direction), self._arenas, self._claim)
 
     def engine_event(self) -> object | None:
         return self._device.engine_event()
@@ -246,10 +246,10 @@ class _WatchedDevice:
 
 
 class _WatchedStream:
-    """A stream of the device that Lease.watched() returns. Not thread-safe, like every stream."""
+    """A stream of the device that PinningClaim.watched() returns. Not thread-safe, like every stream."""
 
-    def __init__(self, stream: Stream, arenas: PinnedArenas, lease: Lease) -> None:
-        self._stream, self._arenas, self._lease = stream, arenas, lease
+    def __init__(self, stream: Stream, arenas: PinnedArenas, claim: PinningClaim) -> None:
+        self._stream, self._arenas, self._claim = stream, arenas, claim
         self._name = object()  # the arenas keep this and not the stream, which must end with its queue
         self._used: set[_Pinned] = set()
 
@@ -257,7 +257,7 @@ class _WatchedStream:
         self._stream.after(event)
 
     def enqueue(self, copy: Copy) -> None:
-        pinned = self._arenas.enqueuing(copy, self._name, self._lease)
+        pinned = self._arenas.enqueuing(copy, self._name, self._claim)
         if pinned is not None:
             self._used.add(pinned)
         self._stream.enqueue(copy)

@@ -25,7 +25,7 @@ def slots_of(tier: FilesStore, page: Outgoing) -> list[int]:
     environment = only(tier)
     with environment.reading() as txn:
         header = environment.unpack(page.key, txn.get(page.key, memoryview(b""), db=environment.pages))
-    return [slot for run in header.runs for slot in range(run.page, run.page + run.frames)]
+    return [slot for extent in header.extents for slot in range(extent.page, extent.page + extent.frames)]
 
 
 def fill(tier: FilesStore, first: int) -> list[Outgoing]:

@@ -19,7 +19,7 @@ from pagetier.kernels.device import Copy, Direction
 from pagetier.kernels.gpu.copy_paths import DmaPath, FrameMemory, KernelPath, Moves, Queue, StagedPath, chosen
 from pagetier.kernels.gpu.launch import GRID, Grid, PlaneTable
 from pagetier.kernels.gpu.runs import runs_of
-from pagetier.kernels.gpu.staging import Ring, slot_needed
+from pagetier.kernels.gpu.staging import Ring, buffer_needed
 from pagetier.kernels.layout.frames import Frames
 from pagetier.kernels.layout.slot_map import slot_map
 from pagetier.kernels.layout.transfer import Transfer
@@ -44,9 +44,9 @@ def interpreted(grid: Grid) -> KernelPath:
 class Rings:
     """A ring with random bytes, whose surroundings are compared."""
 
-    def __init__(self, slot_bytes: int, slots: int) -> None:
-        self.memory = aligned(4096 + slots * slot_bytes + 4096, 5)
-        self.ring = Ring(self.memory.ctypes.data + 4096, slots * slot_bytes, slots)
+    def __init__(self, buffer_bytes: int, buffers: int) -> None:
+        self.memory = aligned(4096 + buffers * buffer_bytes + 4096, 5)
+        self.ring = Ring(self.memory.ctypes.data + 4096, buffers * buffer_bytes, buffers)
         self._guards = self._outside()
 
     def _outside(self) -> list[bytes]:
@@ -56,23 +56,23 @@ class Rings:
         assert self._outside() == self._guards
 
 
-def slot_sizes(copy: Copy, more: int) -> int:
-    return max(16, slot_needed(copy)) + more * copy.transfer.page_bytes // 16 * 16
+def buffer_sizes(copy: Copy, more: int) -> int:
+    return max(16, buffer_needed(copy)) + more * copy.transfer.page_bytes // 16 * 16
 
 
 @BOTH
-@given(case=cases(), more=st.integers(-1, 3), slots=st.integers(1, 4), seed=SEEDS)
+@given(case=cases(), more=st.integers(-1, 3), buffers=st.integers(1, 4), seed=SEEDS)
 @settings(deadline=None, max_examples=120)
 def test_staged_copies_are_right_in_any_order_of_the_queues(
-    direction: Direction, case: Case, more: int, slots: int, seed: int
+    direction: Direction, case: Case, more: int, buffers: int, seed: int
 ) -> None:
-    """Three copies go through one ring, whose slots are reused many times; work after the last copy is done in order.
+    """Three copies go through one ring, whose buffers are reused many times; work after the last copy is done in order.
 
-    If the slots are too small for a plane, the engines copy all of it.
+    If the buffers are too small for a plane, the engines copy all of it.
     """
     placed, device = Placed(case), LateDevice(seed)
     copy = placed.copy(direction)
-    rings = Rings(max(16, slot_sizes(copy, more)), slots)
+    rings = Rings(max(16, buffer_sizes(copy, more)), buffers)
     path = StagedPath(rings.ring, device.queues[1], LateKernels(device), device.memcpy)
     wanted = placed.after(copy)
     done: list[Any] = []
@@ -113,7 +113,7 @@ def test_kernels_on_frames_equal_the_host_path(direction: Direction, case: Case)
 def test_kernels_on_the_ring_equal_the_host_path(direction: Direction, case: Case, more: int) -> None:
     placed = Placed(case)
     copy = placed.copy(direction)
-    wanted, rings = placed.after(copy), Rings(slot_sizes(copy, more), 2)
+    wanted, rings = placed.after(copy), Rings(buffer_sizes(copy, more), 2)
     StagedPath(rings.ring, LateQueue(1), interpreted(case.grid), memmoved).enqueue(copy, LateQueue(0))
     placed.expect(wanted)
     rings.expect_guards()
@@ -200,12 +200,12 @@ class Journal(LateQueue):
         self._lines.append((queue.name, f"engines {moves.nbytes.sum()}"))
 
 
-def journal_of(direction: Direction, slots: int) -> list[tuple[str, ...]]:
+def journal_of(direction: Direction, buffers: int) -> list[tuple[str, ...]]:
     """Copies two pages one by one through a ring. Queue "a" is the copy's, queue "b" that of the engines."""
     lines: list[tuple[str, ...]] = []
     main, side = Journal(0, lines), Journal(1, lines)
     copy = Placed(small_case()).copy(direction)
-    rings = Rings(copy.transfer.page_bytes, slots)
+    rings = Rings(copy.transfer.page_bytes, buffers)
     StagedPath(rings.ring, side, main, main.memcpy).enqueue(copy, main)
     return lines
 
@@ -227,10 +227,10 @@ def test_a_slot_is_reused_after_the_kernel_has_read_it() -> None:
     assert journal_of(Direction.LOAD, 1) == [*page, ("b", "after a1"), *again]
 
 
-def test_slots_take_turns() -> None:
+def test_buffers_take_turns() -> None:
     ring = Ring(64, 100, 3)
-    assert ring.slot_bytes == 32
-    assert [ring.next_slot().address for _ in range(4)] == [64, 96, 128, 64]
+    assert ring.buffer_bytes == 32
+    assert [ring.next_buffer().address for _ in range(4)] == [64, 96, 128, 64]
 
 
 @pytest.mark.parametrize("args", [(64, 100, 0), (64, 60, 4), (65, 100, 2)])

@@ -20,7 +20,7 @@ from fake_queues import LateDevice, LateKernels, all_moved
 from gpu_copies import begun, device_of, registered
 from pagetier.kernels.device import Copy, Direction
 from pagetier.kernels.gpu.copy_paths import CopyPath, DmaPath, Moves, Queue, StagedPath
-from pagetier.kernels.gpu.staging import Ring, slot_needed
+from pagetier.kernels.gpu.staging import Ring, buffer_needed
 from pagetier.kernels.layout.page_layout import PageLayout
 from pagetier.kernels.layout.slot_map import SlotMap, joined_slots, slot_map
 from pagetier.kernels.layout.transfer import PagedCache
@@ -46,7 +46,7 @@ def on_gpu(path: str, copy: Copy) -> None:
 def on_simulated_device(path: str, copy: Copy) -> None:
     """Kernels are the host path here. For "kernel" they fill a ring, too, because the path needs a compiled kernel."""
     late = LateDevice(1)
-    ring = torch.empty(8 * slot_needed(copy), dtype=torch.uint8)
+    ring = torch.empty(8 * buffer_needed(copy), dtype=torch.uint8)
     staged = StagedPath(Ring(ring.data_ptr(), len(ring), 2, ring), late.queues[1], LateKernels(late), late.memcpy)
     chosen: CopyPath = DmaPath(_moved) if path == "dma" else staged
     chosen.enqueue(copy, late.queues[0])

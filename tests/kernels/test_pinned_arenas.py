@@ -14,7 +14,7 @@ from fake_device import FakeDevice, FakeEvent
 from fake_pinning_driver import WAIT_S, PinningDriver
 from pagetier.kernels.device import Copy, DeviceError, Direction
 from pagetier.kernels.layout.frames import Arena, Frames, frames_of
-from pagetier.kernels.pinning.pinned_arenas import Lease, PinnedArenas
+from pagetier.kernels.pinning.pinned_arenas import PinnedArenas, PinningClaim
 from pagetier.shm._core import Session
 from pagetier.shm.geometry import Geometry
 from virtual_clock import VirtualClock, in_main_thread
@@ -33,7 +33,7 @@ def frames_in(session: Session) -> Frames:
 
 
 class World:
-    """A client's current session, its arenas, and a copier's lease with one stream."""
+    """A client's current session, its arenas, and a copier's claim with one stream."""
 
     def __init__(self) -> None:
         self.driver, self.device = PinningDriver(), FakeDevice()
@@ -41,11 +41,11 @@ class World:
         self.current: Session | None = self.first
         self.checks = 0
         self.arenas = PinnedArenas(self._checked)
-        self.lease = self.leased()
-        self.stream = self.lease.watched(self.device).stream(Direction.LOAD)
+        self.claim = self.claimed()
+        self.stream = self.claim.watched(self.device).stream(Direction.LOAD)
 
-    def leased(self) -> Lease:
-        return self.arenas.lease(self.driver.register, self.driver.unregister)
+    def claimed(self) -> PinningClaim:
+        return self.arenas.claim(self.driver.register, self.driver.unregister)
 
     def enqueue(self, frames: Frames) -> None:
         """Enqueues a copy of no planes, for which the device needs no cache."""
@@ -65,7 +65,7 @@ class World:
 
     def pin(self) -> None:
         """Pins the first session's arena."""
-        self.lease.begin(self.first)
+        self.claim.begin(self.first)
         assert eventually(lambda: self.arenas.progress == 1.0, WAIT_S)
 
     def _checked(self) -> Session | None:
@@ -100,10 +100,10 @@ def test_the_first_copy_begins_to_pin_and_the_session_is_held(world: World) -> N
     assert world.arenas.state == "nothing is pinned" and world.arenas.progress == 0.0
     world.copy(world.first)
     world.complete()
-    assert eventually(lambda: world.lease.ready(frames_in(world.first)), WAIT_S)
+    assert eventually(lambda: world.claim.ready(frames_in(world.first)), WAIT_S)
     assert world.driver.registered == {world.first.arena_address: FRAME * FRAMES} and world.arenas.progress == 1.0
     assert not world.first.retire(), "the session was unmapped while its arena is pinned"
-    assert world.lease.end(LONG_S)
+    assert world.claim.end(LONG_S)
     assert world.pinned() == [] and world.driver.wrong == []
     assert world.first.retire()
 
@@ -113,36 +113,36 @@ def test_an_arena_stays_pinned_while_a_copy_of_it_is_in_flight(world: World) -> 
         world.copy(world.first)
     world.switch_to(world.second)
     new = world.copy(world.second)
-    assert eventually(lambda: world.lease.ready(frames_in(world.second)), WAIT_S)
+    assert eventually(lambda: world.claim.ready(frames_in(world.second)), WAIT_S)
     world.complete()
     world.settle()
     assert set(world.pinned()) == {world.first.arena_address, world.second.arena_address}
     world.complete()
     assert eventually(lambda: world.pinned() == [world.second.arena_address], WAIT_S)
     assert eventually(world.first.retire, WAIT_S)
-    assert not new.came and world.lease.ready(frames_in(world.second))
+    assert not new.came and world.claim.ready(frames_in(world.second))
     world.complete()
-    assert world.lease.end(LONG_S) and world.driver.wrong == []
+    assert world.claim.end(LONG_S) and world.driver.wrong == []
 
 
 def test_a_copy_of_an_older_session_pins_nothing_and_unpins_nothing(world: World) -> None:
     world.switch_to(world.second)
     world.copy(world.second)
     world.copy(world.first)
-    world.lease.begin(world.first)
+    world.claim.begin(world.first)
     assert eventually(lambda: world.arenas.progress == 1.0, WAIT_S)
     world.settle()
     assert world.driver.began == [world.second.arena_address]
-    assert world.pinned() == [world.second.arena_address] and not world.lease.ready(frames_in(world.first))
+    assert world.pinned() == [world.second.arena_address] and not world.claim.ready(frames_in(world.first))
 
 
 def test_what_was_enqueued_counts_before_anything_is_recorded(world: World) -> None:
     world.enqueue(frames_in(world.first))
     assert eventually(lambda: world.arenas.progress == 1.0, WAIT_S)
-    assert not world.lease.end(0.1) and len(world.pinned()) == 1
+    assert not world.claim.end(0.1) and len(world.pinned()) == 1
     world.stream.record()
     world.complete()
-    assert world.lease.end(LONG_S) and world.pinned() == []
+    assert world.claim.end(LONG_S) and world.pinned() == []
 
 
 @pytest.mark.parametrize("when", ["enqueuing", "copying"])
@@ -155,7 +155,7 @@ def test_under_a_device_that_failed_nothing_is_unpinned(world: World, when: str)
         with pytest.raises(DeviceError):
             world.copy(world.first)
     world.switch_to(None)
-    assert not world.lease.end(0.1)
+    assert not world.claim.end(0.1)
     assert world.pinned() == [world.first.arena_address] and not world.first.retire()
 
 
@@ -169,11 +169,11 @@ def test_without_a_current_session_the_arena_goes_by_itself(world: World) -> Non
 
 
 def test_copiers_pin_an_arena_once_and_the_last_one_unpins_it(world: World) -> None:
-    other = world.leased()
-    world.lease.begin(world.first)
+    other = world.claimed()
+    world.claim.begin(world.first)
     other.begin(world.first)
     assert eventually(lambda: world.arenas.progress == 1.0, WAIT_S)
-    assert world.lease.end(LONG_S)
+    assert world.claim.end(LONG_S)
     world.settle()
     assert other.ready(frames_in(world.first)) and world.driver.wrong == []
     assert other.end(LONG_S)
@@ -182,7 +182,7 @@ def test_copiers_pin_an_arena_once_and_the_last_one_unpins_it(world: World) -> N
 
 def test_a_lease_that_is_dropped_ends_when_its_last_stream_does(world: World) -> None:
     world.pin()
-    del world.lease
+    del world.claim
     gc.collect()
     world.arenas.check_session()
     world.settle()
@@ -197,10 +197,10 @@ def test_the_end_of_a_lease_keeps_its_timeout(world: World, virtual_clock: Virtu
     world.pin()
     world.driver.unpins.clear()
     began = virtual_clock.now
-    assert not world.lease.end(0.5), "the end did not wait for the driver"
+    assert not world.claim.end(0.5), "the end did not wait for the driver"
     assert virtual_clock.now - began == pytest.approx(0.5) and len(world.pinned()) == 1
     world.driver.unpins.set()
-    assert eventually(lambda: world.lease.end(0.0)) and world.pinned() == []
+    assert eventually(lambda: world.claim.end(0.0)) and world.pinned() == []
 
 
 def test_no_copy_is_begun_while_its_arena_is_being_unpinned() -> None:
@@ -223,30 +223,30 @@ def test_no_copy_is_begun_while_its_arena_is_being_unpinned() -> None:
     assert eventually(lambda: world.pinned() == [], WAIT_S)
     assert eventually(lambda: threading.active_count() == threads, WAIT_S)
     world.copy(world.first)
-    assert not world.lease.ready(frames_in(world.first)), "an arena that is being unpinned is ready"
+    assert not world.claim.ready(frames_in(world.first)), "an arena that is being unpinned is ready"
 
 
 def test_memory_that_cannot_be_pinned_is_never_ready(world: World) -> None:
     world.driver.fails = (0,)
-    world.lease.begin(world.first)
+    world.claim.begin(world.first)
     assert eventually(lambda: "failed" in world.arenas.state, WAIT_S)
-    assert not world.lease.ready(frames_in(world.first))
-    assert world.lease.end(LONG_S) and world.first.retire()
+    assert not world.claim.ready(frames_in(world.first))
+    assert world.claim.end(LONG_S) and world.first.retire()
 
 
 def test_memory_that_cannot_be_unpinned_stays_mapped(world: World) -> None:
     def refuse(address: int) -> None:
         raise RuntimeError("the driver is gone")
 
-    lease = world.arenas.lease(world.driver.register, refuse)
-    lease.begin(world.first)
-    assert eventually(lambda: lease.ready(frames_in(world.first)), WAIT_S)
-    assert world.lease.end(LONG_S) and lease.end(LONG_S)
+    claim = world.arenas.claim(world.driver.register, refuse)
+    claim.begin(world.first)
+    assert eventually(lambda: claim.ready(frames_in(world.first)), WAIT_S)
+    assert world.claim.end(LONG_S) and claim.end(LONG_S)
     assert not world.first.retire()
 
 
 def test_memory_without_a_session_is_not_pinned(world: World) -> None:
     arena = Arena(world.first.arena_address, world.first.arena_bytes, world.first.frame_bytes)
     world.enqueue(frames_of(arena, [[1]]))
-    assert not world.lease.ready(frames_of(arena, [[1]]))
+    assert not world.claim.ready(frames_of(arena, [[1]]))
     assert world.driver.began == []

@@ -12,7 +12,7 @@ from copy_case_memory import Placed, aligned, host_copied_pages, moved_bytes
 from copy_cases import FRAME_BYTES, Case, Stored, case_of, cases
 from pagetier.kernels.device import Copy, Direction
 from pagetier.kernels.gpu.runs import Cutting, Runs, buffer_runs, run_bytes, runs_of
-from pagetier.kernels.gpu.staging import Ring, batches, slot_needed
+from pagetier.kernels.gpu.staging import Ring, batches, buffer_needed
 from pagetier.kernels.layout.frames import Arena, Frames
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 from pagetier.kernels.layout.struct_dtypes import token_rows
@@ -53,32 +53,32 @@ def test_runs_are_the_copy(direction: Direction, case: Case) -> None:
     expect_few(runs, placed.frames)
 
 
-def through(copy: Copy, slot_bytes: int) -> None:
-    """Copies by way of two slots: the host path on the cache's side, runs on the frames' side."""
-    memory = aligned(2 * slot_bytes, 3)
+def through(copy: Copy, buffer_bytes: int) -> None:
+    """Copies by way of two buffers: the host path on the cache's side, runs on the frames' side."""
+    memory = aligned(2 * buffer_bytes, 3)
     ring = Ring(memory.ctypes.data, len(memory))
-    for batch in batches(copy, ring.slot_bytes):
-        slots = [ring.next_slot() for _ in batch.parts]
-        staged, runs = batch.staged(ring.address), batch.runs(slots)
-        assert staged.frames.arena.nbytes <= ring.slot_bytes
+    for batch in batches(copy, ring.buffer_bytes):
+        buffers = [ring.next_buffer() for _ in batch.parts]
+        staged, runs = batch.staged(ring.address), batch.runs(buffers)
+        assert staged.frames.arena.nbytes <= ring.buffer_bytes
         expect_few(runs, copy.frames)
-        for part, (slot, pages) in enumerate(zip(slots, batch.parts, strict=True)):
+        for part, (buffer, pages) in enumerate(zip(buffers, batch.parts, strict=True)):
             if copy.direction is Direction.STORE:
-                host_copied_pages(staged, batch.staged_part(part), slot.address)
+                host_copied_pages(staged, batch.staged_part(part), buffer.address)
             moved(runs.of_pages(pages), copy.direction)
             if copy.direction is Direction.LOAD:
-                host_copied_pages(staged, batch.staged_part(part), slot.address)
+                host_copied_pages(staged, batch.staged_part(part), buffer.address)
 
 
 @BOTH
-@given(case=cases(), slots=st.integers(0, 3))
+@given(case=cases(), more=st.integers(0, 3))
 @settings(deadline=None, max_examples=100)
-def test_runs_of_a_buffer_cover_what_the_copy_covers(direction: Direction, case: Case, slots: int) -> None:
+def test_runs_of_a_buffer_cover_what_the_copy_covers(direction: Direction, case: Case, more: int) -> None:
     """Bytes of a page that are not copied differ in the buffer, and must be unchanged in the frames."""
     placed = Placed(case)
     copy = placed.copy(direction)
     wanted = placed.after(copy)
-    through(copy, max(16, slot_needed(copy)) + slots * (case.transfer.page_bytes // 16 * 16))
+    through(copy, max(16, buffer_needed(copy)) + more * (case.transfer.page_bytes // 16 * 16))
     placed.expect(wanted)
 
 
@@ -205,12 +205,12 @@ def test_layers_are_divided_alike() -> None:
 
 def test_slots_smaller_than_a_plane_are_rejected() -> None:
     copy = copy_of([Stored(TOKENS_BEFORE_HEADS, **ROWS)], BLOCKS)
-    assert slot_needed(copy) == 3 * 32 * 64
-    small, large = list(batches(copy, slot_needed(copy))), list(batches(copy, 8 * slot_needed(copy)))
+    assert buffer_needed(copy) == 3 * 32 * 64
+    small, large = list(batches(copy, buffer_needed(copy))), list(batches(copy, 8 * buffer_needed(copy)))
     assert [(len(batch.copy.planes), batch.parts) for batch in small] == [(1, [range(1), range(1, 2)])] * 4
     assert [(len(batch.copy.planes), batch.parts) for batch in large] == [(4, [range(2)])]
-    with pytest.raises(ValueError, match="slots of 6143 bytes are too small for planes of 6144 bytes"):
-        list(batches(copy, slot_needed(copy) - 1))
+    with pytest.raises(ValueError, match="buffers of 6143 bytes are too small for planes of 6144 bytes"):
+        list(batches(copy, buffer_needed(copy) - 1))
 
 
 def test_frames_and_planes_that_are_not_the_copys() -> None:

@@ -2,13 +2,13 @@
 
     frames  key, u32 big-endian number of the frame   the frame, always whole, so that freed room always fits again;
                                                       only in the lmdb store
-    pages   key                                       the header: fixed part, then the runs (format 1: no history)
+    pages   key                                       the header: fixed part, then the extents (format 1: no history)
     spaces  u32 big-endian                            a namespace in msgpack
     about   "about"                                   format, frame_bytes and build in msgpack
 
 A frame is an overflow value of LMDB: consecutive pages of the file, of which the first begins with 16 bytes of LMDB's
-own. A header names them as runs, so that a read does not search the tree of frames, whose binding touches values one
-page fault at a time. A wrong run is harmless: the checksum does not match then.
+own. A header names them as extents, so that a read does not search the tree of frames, whose binding touches values one
+page fault at a time. A wrong extent is harmless: the checksum does not match then.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ NO_HISTORY: Final = bytes(HISTORY_BYTES)
 _U8, _U32 = 1 << 8, 1 << 32
 _FIXED: Final = struct.Struct("<BBHIQQ16s")  # format, codec, 0, space, size, stamp, checksum
 _MORE: Final = struct.Struct(f"<{HISTORY_BYTES}sQ8x")  # history, serial (0 in the lmdb store), 8 bytes of 0
-_RUN: Final = struct.Struct("<II")
-RUN_BYTES: Final = _RUN.size
+_EXTENT: Final = struct.Struct("<II")
+EXTENT_BYTES: Final = _EXTENT.size
 _NUMBER: Final = struct.Struct(">I")
 
 
@@ -50,7 +50,7 @@ class About(msgspec.Struct, frozen=True, array_like=True):
     build: str
 
 
-class FrameRun(msgspec.Struct, frozen=True):
+class FrameExtent(msgspec.Struct, frozen=True):
     """Consecutive frames in the file.
 
     `page` is the number of the first page of the first one; in the files store, of its slot.
@@ -61,7 +61,7 @@ class FrameRun(msgspec.Struct, frozen=True):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The header of a page. `runs`: the places of its frames in their order; `history`: what is known of its uses.
+    """The header of a page. `extents`: the places of its frames in their order; `history`: what is known of its uses.
 
     `serial`: the number of this write in the files store.
     """
@@ -70,7 +70,7 @@ class Header(msgspec.Struct, frozen=True):
     size: int
     stamp: int
     checksum: bytes
-    runs: tuple[FrameRun, ...]
+    extents: tuple[FrameExtent, ...]
     history: bytes = NO_HISTORY
     serial: int = 0
 
@@ -81,26 +81,26 @@ def pack_header(header: Header) -> bytes:
     return (
         fixed
         + _MORE.pack(header.history, header.serial)
-        + b"".join(_RUN.pack(run.page, run.frames) for run in header.runs)
+        + b"".join(_EXTENT.pack(extent.page, extent.frames) for extent in header.extents)
     )
 
 
 def unpack_header(value: bytes | memoryview) -> Header:
     """Decodes a header. Raises RecordError for another format."""
     begin = HEADER_BYTES if value[:1] == bytes([FORMAT]) else OLD_HEADER_BYTES
-    if len(value) < begin or (len(value) - begin) % _RUN.size:
+    if len(value) < begin or (len(value) - begin) % _EXTENT.size:
         raise RecordError(f"a header has {len(value)} bytes")
     version, codec, _, space, size, stamp, checksum = _FIXED.unpack_from(value)
     if version not in READABLE or codec != PLAIN:
         raise RecordError(f"a header has format {version} and codec {codec}")
     history, serial = (NO_HISTORY, 0) if version == OLD_FORMAT else _MORE.unpack_from(value, OLD_HEADER_BYTES)
-    runs = tuple(FrameRun(page, frames) for page, frames in _RUN.iter_unpack(value[begin:]))
-    return Header(space, size, stamp, checksum, runs, history, serial)
+    extents = tuple(FrameExtent(page, frames) for page, frames in _EXTENT.iter_unpack(value[begin:]))
+    return Header(space, size, stamp, checksum, extents, history, serial)
 
 
 def fits(header: Header, stride: int, file_pages: int) -> bool:
     """Returns whether all frames lie within a file of `file_pages` pages."""
-    return all(run.page + run.frames * stride <= file_pages for run in header.runs)
+    return all(extent.page + extent.frames * stride <= file_pages for extent in header.extents)
 
 
 def makes_sense(space: Space) -> bool:
@@ -130,13 +130,13 @@ def frames_of(size: int, frame_bytes: int) -> int:
     return -(-size // frame_bytes)
 
 
-def runs_of(pages: Iterable[int], stride: int) -> tuple[FrameRun, ...]:
-    """Joins consecutive frames to runs; `pages` are their first pages in order."""
-    runs: list[FrameRun] = []
+def extents_of(pages: Iterable[int], stride: int) -> tuple[FrameExtent, ...]:
+    """Joins consecutive frames to extents; `pages` are their first pages in order."""
+    extents: list[FrameExtent] = []
     for page in pages:
-        last = runs[-1] if runs else None
+        last = extents[-1] if extents else None
         if last is not None and page == last.page + last.frames * stride:
-            runs[-1] = FrameRun(last.page, last.frames + 1)
+            extents[-1] = FrameExtent(last.page, last.frames + 1)
         else:
-            runs.append(FrameRun(page, 1))
-    return tuple(runs)
+            extents.append(FrameExtent(page, 1))
+    return tuple(extents)

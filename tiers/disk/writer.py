@@ -129,7 +129,7 @@ def _cut(environment: Environment, keys: Sequence[bytes]) -> Iterator[list[bytes
             continue
         environment.fetch_heads(header)
         batch.append(key)
-        frames += sum(run.frames for run in header.runs)
+        frames += sum(extent.frames for extent in header.extents)
         if frames >= limit or len(batch) >= environment.shape.pages_per_transaction:
             yield batch
             batch, frames = [], 0

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 from pagetier.shm.failpoints import point
 from pagetier.tiers.capacity import PAGE
 from pagetier.tiers.disk import blocks, file_system
-from pagetier.tiers.disk.file_format import FrameRun
+from pagetier.tiers.disk.file_format import FrameExtent
 
 FILE_BYTES: Final = 64 << 30
 _STEP: Final = 1 << 30
@@ -127,32 +127,32 @@ class DirectFiles:
             self._unsynced.add(last)
         file_system.sync_folder(self._folder)
 
-    def write(self, runs: Sequence[FrameRun], frames: Sequence[memoryview], between: Callable[[], None]) -> None:
+    def write(self, extents: Sequence[FrameExtent], frames: Sequence[memoryview], between: Callable[[], None]) -> None:
         """Writes frames to slots, and calls `between` before each call to the system. Raises OSError."""
-        for number, at, pieces in self._calls(runs, frames):
+        for number, at, pieces in self._calls(extents, frames):
             between()
             self._unsynced.add(number)
             if not self._through(number, os.pwritev, pieces, at):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             point("frames.written")
 
-    def read(self, runs: Sequence[FrameRun], frames: Sequence[memoryview]) -> bool:
+    def read(self, extents: Sequence[FrameExtent], frames: Sequence[memoryview]) -> bool:
         """Reads slots into frames. Returns whether the files had all of them. Raises OSError."""
-        if sum(run.frames for run in runs) != len(frames):
+        if sum(extent.frames for extent in extents) != len(frames):
             return False
         return all(
             number < len(self._descriptors) and self._through(number, os.preadv, pieces, at)
-            for number, at, pieces in self._calls(runs, frames)
+            for number, at, pieces in self._calls(extents, frames)
         )
 
     def _calls(
-        self, runs: Sequence[FrameRun], frames: Sequence[memoryview]
+        self, extents: Sequence[FrameExtent], frames: Sequence[memoryview]
     ) -> Iterator[tuple[int, int, Sequence[memoryview]]]:
         """Yields file, offset and frames of each call to the system."""
         most = max(1, min(_IOVEC, _CALL_BYTES // self._frame_bytes))
         done = 0
-        for run in runs:
-            slot, left = run.page, run.frames
+        for extent in extents:
+            slot, left = extent.page, extent.frames
             while left:
                 number, first = divmod(slot, self._slots_per_file)
                 count = min(left, most, self._slots_per_file - first)

@@ -16,7 +16,7 @@ from pagetier.tiers.base import Incoming, Outgoing, ReadOutcome, ReadResult
 from pagetier.tiers.capacity import FilesShape, StoreName
 from pagetier.tiers.disk import reader
 from pagetier.tiers.disk.environment import Environment, ReadReport, Transaction
-from pagetier.tiers.disk.file_format import FrameRun, Header, RecordError, frames_of, runs_of
+from pagetier.tiers.disk.file_format import FrameExtent, Header, RecordError, extents_of, frames_of
 from pagetier.tiers.disk.read_priority import Patience, ReaderCount
 from pagetier.tiers.disk.writer import FullError
 from pagetier.tiers.frame_files.count import RecordCount
@@ -42,14 +42,14 @@ class SlotWrite(msgspec.Struct, frozen=True):
     """The slots that one write owns."""
 
     serial: int
-    runs: tuple[FrameRun, ...]
+    extents: tuple[FrameExtent, ...]
 
 
 class PlacedBatch(msgspec.Struct):
-    """The slots of several pages, and the runs of all of them. `recorded`: a commit has made them reachable."""
+    """The slots of several pages, and the extents of all of them. `recorded`: a commit has made them reachable."""
 
     writes: list[SlotWrite]
-    runs: tuple[FrameRun, ...]
+    extents: tuple[FrameExtent, ...]
     recorded: bool = False
 
 
@@ -97,8 +97,8 @@ class FilesEnvironment(Environment):
     def unpack(self, key: bytes, value: memoryview) -> Header:
         """Decodes a record. Raises RecordError also if its slots cannot be those of such a page."""
         header = unpack_record(key, value)
-        frames = sum(run.frames for run in header.runs)
-        beyond = any(run.page + run.frames > self.slots.length for run in header.runs)
+        frames = sum(extent.frames for extent in header.extents)
+        beyond = any(extent.page + extent.frames > self.slots.length for extent in header.extents)
         if beyond or frames != frames_of(header.size, self.shape.frame_bytes):
             raise RecordError("a record names other slots than the page needs")
         return header
@@ -116,9 +116,9 @@ class FilesEnvironment(Environment):
             # The transaction has ended, so that reading the frames does not keep freed pages of LMDB from being reused.
             # The record may have been deleted since: then another write owns the slots, or none does, and the lookup is
             # repeated. Once the slots are marked as being read they are not reused until end_reading().
-            if self.slots.begin_reading(header.serial, header.runs):
+            if self.slots.begin_reading(header.serial, header.extents):
                 try:
-                    whole = self.files.read(header.runs, page.frames)
+                    whole = self.files.read(header.extents, page.frames)
                 finally:
                     self.slots.end_reading(header.serial)
                 return reader.verified(page, header, whole=whole)
@@ -136,12 +136,12 @@ class FilesEnvironment(Environment):
         try:
             # 3. Write the bytes, then commit the records that name them: a record never names bytes that were not
             # written, and a process that dies in between has stored nothing.
-            self.write_frames(batch.runs, list(chain.from_iterable(page.frames for page in pages)), readers)
+            self.write_frames(batch.extents, list(chain.from_iterable(page.frames for page in pages)), readers)
             with self.changing() as txn:
                 self._batch = batch
                 for page, checksum, write in zip(pages, sums, batch.writes, strict=True):
                     number = self.number_of(txn, page.space)
-                    header = Header(number, page.size, page.stamp, checksum, write.runs, page.history, write.serial)
+                    header = Header(number, page.size, page.stamp, checksum, write.extents, page.history, write.serial)
                     self.put(txn, page.key, header)
         except BaseException:
             # 4. A failure after the commit must not free the slots: the records name them already.
@@ -182,17 +182,17 @@ class FilesEnvironment(Environment):
             raise NoSlotError
         self._next_serial += len(counts)
         left = iter(slots)
-        writes = [SlotWrite(serial, runs_of(islice(left, n), 1)) for serial, n in zip(serials, counts, strict=True)]
-        return PlacedBatch(writes, runs_of(slots, 1))
+        writes = [SlotWrite(serial, extents_of(islice(left, n), 1)) for serial, n in zip(serials, counts, strict=True)]
+        return PlacedBatch(writes, extents_of(slots, 1))
 
     def _give_back(self, batch: PlacedBatch) -> None:
         for write in batch.writes:
-            self.slots.release(write.serial, write.runs)
+            self.slots.release(write.serial, write.extents)
 
-    def write_frames(self, runs: Sequence[FrameRun], frames: Sequence[memoryview], readers: ReaderCount) -> None:
+    def write_frames(self, extents: Sequence[FrameExtent], frames: Sequence[memoryview], readers: ReaderCount) -> None:
         """Writes bytes to slots that no record names yet. Raises lmdb.DiskError."""
         try:
-            self.files.write(runs, frames, Patience(readers).give_way)
+            self.files.write(extents, frames, Patience(readers).give_way)
         except OSError as error:
             raise lmdb.DiskError(f"pwritev: {error.strerror or error}") from error
 
@@ -213,7 +213,7 @@ class FilesEnvironment(Environment):
         # The slots of deleted records are free only now: before the commit a crash would bring the records back, which
         # would then name the bytes of another page.
         for header in self._deleted_pages:
-            self.slots.release(header.serial, header.runs)
+            self.slots.release(header.serial, header.extents)
         point("frames.released")
 
     def _aborted(self) -> None:

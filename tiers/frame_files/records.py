@@ -1,6 +1,6 @@
 """The record of a page in LMDB: a header with the serial of its write and its slots, and a checksum of the record.
 
-A run names slots: the number of the first one over all files of the environment, and how many follow each other.
+An extent names slots: the number of the first one over all files of the environment, and how many follow each other.
 """
 
 from __future__ import annotations

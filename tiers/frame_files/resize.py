@@ -68,24 +68,26 @@ class FilesResize(EnvironmentResize[FilesEnvironment]):
         for batch in reader.listed(environment):
             keys = [batch.keys[at : at + KEY_BYTES] for at in range(0, len(batch.keys), KEY_BYTES)]
             for key, header in zip(keys, reader.headers(environment, keys), strict=True):
-                if header and any(run.page + run.frames > environment.shape.capacity for run in header.runs):
+                if header and any(
+                    extent.page + extent.frames > environment.shape.capacity for extent in header.extents
+                ):
                     yield key, header
 
     def _moved(self, header: Header) -> Header | None:
         environment, frame_bytes = self.environment, self.environment.shape.frame_bytes
-        count = sum(run.frames for run in header.runs)
+        count = sum(extent.frames for extent in header.extents)
         with memoryview(mmap.mmap(-1, count * frame_bytes)) as memory:
             frames = [memory[at : at + frame_bytes] for at in range(0, len(memory), frame_bytes)]
             try:
-                if not environment.files.read(header.runs, frames):
+                if not environment.files.read(header.extents, frames):
                     return None
             except OSError:
                 return None
             (write,) = environment.take([count]).writes
-            environment.write_frames(write.runs, frames, ReaderCount())
+            environment.write_frames(write.extents, frames, ReaderCount())
             for frame in frames:
                 frame.release()
-        return msgspec.structs.replace(header, runs=write.runs, serial=write.serial)
+        return msgspec.structs.replace(header, extents=write.extents, serial=write.serial)
 
     def _compact(self) -> None:
         """Replaces LMDB's file by a copy without what is free in it; the copy is synced before it takes the name."""

@@ -86,30 +86,30 @@ def _valid(rows: Sequence[tuple[bytes, bytes]], frame_bytes: int, slots: int, wr
     ends = np.cumsum(lengths[possible]) // 8
     begins = ends - lengths[possible] // 8
     checks = np.frombuffer(b"".join([check_of(key, value[:-CHECK_BYTES]) for key, value in kept]), "<u8")
-    first, frames, runs = _runs(words, begins, ends)
-    counts = np.add.reduceat(frames, np.cumsum(runs) - runs) if kept else frames
-    ends_at = np.maximum.reduceat(first + frames, np.cumsum(runs) - runs) if kept else frames
+    first, frames, extents = _extents(words, begins, ends)
+    counts = np.add.reduceat(frames, np.cumsum(extents) - extents) if kept else frames
+    ends_at = np.maximum.reduceat(first + frames, np.cumsum(extents) - extents) if kept else frames
     expected = -(-words[begins + _SIZE].astype(np.int64) // frame_bytes)
     whole = (words[ends - 1] == checks) & (counts == expected)
     good = whole & (ends_at <= slots)
     wrong += [key for key, _ in compress(kept, (~good).tolist())]
-    of_run = np.repeat(good, runs)
-    slots_of = _spread(first[of_run], frames[of_run])
+    of_extent = np.repeat(good, extents)
+    slots_of = _spread(first[of_extent], frames[of_extent])
     return _Rows(words[begins + _SERIAL][good], counts[good], slots_of, int(np.count_nonzero(whole & ~good)))
 
 
-def _runs(words: _Words, begins: _Numbers, ends: _Numbers) -> tuple[_Numbers, _Numbers, _Numbers]:
-    """Returns the first slots and the lengths of all runs, and how many runs each record has."""
-    is_run = np.ones(len(words), np.bool_)
+def _extents(words: _Words, begins: _Numbers, ends: _Numbers) -> tuple[_Numbers, _Numbers, _Numbers]:
+    """Returns the first slots and the lengths of all extents, and how many extents each record has."""
+    is_extent = np.ones(len(words), np.bool_)
     for word in range(HEADER_BYTES // 8):
-        is_run[begins + word] = False
-    is_run[ends - 1] = False
-    runs = words[is_run].view("<u4").astype(np.int64)
-    return runs[::2], runs[1::2], ends - begins - (HEADER_BYTES + CHECK_BYTES) // 8
+        is_extent[begins + word] = False
+    is_extent[ends - 1] = False
+    extents = words[is_extent].view("<u4").astype(np.int64)
+    return extents[::2], extents[1::2], ends - begins - (HEADER_BYTES + CHECK_BYTES) // 8
 
 
 def _spread(first: _Numbers, frames: _Numbers) -> _Numbers:
-    """Returns the slots of all runs, one after the other."""
+    """Returns the slots of all extents, one after the other."""
     ends = np.cumsum(frames)
     slots: _Numbers = np.arange(int(frames.sum())) + np.repeat(first - (ends - frames), frames)
     return slots

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.shm.safe_event import SafeCondition
-from pagetier.tiers.disk.file_format import FrameRun
+from pagetier.tiers.disk.file_format import FrameExtent
 
 _WINDOW: Final = 1 << 14  # slots examined at once
 _MARKS: Final = (1 << 32) - 1
@@ -31,7 +31,7 @@ class SlotTable:
         self._cursor = 0
         self._top = int(np.flatnonzero(self._owners).max(initial=-1)) + 1  # no slot from here on was ever owned
         self._readers: Counter[int] = Counter()
-        self._released: dict[int, Sequence[FrameRun]] = {}
+        self._released: dict[int, Sequence[FrameExtent]] = {}
         self._change = SafeCondition()
 
     @property
@@ -86,11 +86,11 @@ class SlotTable:
         with self._change.lock:
             return self._change.wait_for(lambda: not self._released, seconds)
 
-    def begin_reading(self, serial: int, runs: Sequence[FrameRun]) -> bool:
+    def begin_reading(self, serial: int, extents: Sequence[FrameExtent]) -> bool:
         """Keeps the slots of a write from being reused until end_reading(). Returns False if it does not own them."""
         mark = _mark(serial)
         with self._change.lock:
-            if not all((self._of(run) == mark).all() for run in runs):
+            if not all((self._of(extent) == mark).all() for extent in extents):
                 return False
             self._readers[serial] += 1
             return True
@@ -102,32 +102,32 @@ class SlotTable:
             if self._readers[serial]:
                 return
             del self._readers[serial]
-            if (runs := self._released.pop(serial, None)) is not None:
-                self._leaving -= sum(run.frames for run in runs)
-                self._free(serial, runs)
+            if (extents := self._released.pop(serial, None)) is not None:
+                self._leaving -= sum(extent.frames for extent in extents)
+                self._free(serial, extents)
                 self._change.wake_all()
 
-    def release(self, serial: int, runs: Sequence[FrameRun]) -> None:
+    def release(self, serial: int, extents: Sequence[FrameExtent]) -> None:
         """Frees the slots of a write that no record names any more, as soon as they are not read any more."""
         with self._change.lock:
             if self._readers[serial]:
-                self._released[serial] = runs
-                self._leaving += sum(run.frames for run in runs)
+                self._released[serial] = extents
+                self._leaving += sum(extent.frames for extent in extents)
             else:
                 del self._readers[serial]
-                self._free(serial, runs)
+                self._free(serial, extents)
 
-    def _free(self, serial: int, runs: Sequence[FrameRun]) -> None:
+    def _free(self, serial: int, extents: Sequence[FrameExtent]) -> None:
         """Frees only what the write owns: a stale record may name slots of another one."""
         mark = _mark(serial)
-        for run in runs:
-            owners = self._of(run)
+        for extent in extents:
+            owners = self._of(extent)
             own = owners == mark
             self._owned -= int(np.count_nonzero(own))
             owners[own] = 0
 
-    def _of(self, run: FrameRun) -> npt.NDArray[np.uint32]:
-        return self._owners[run.page : run.page + run.frames]
+    def _of(self, extent: FrameExtent) -> npt.NDArray[np.uint32]:
+        return self._owners[extent.page : extent.page + extent.frames]
 
 
 def _mark(serial: int) -> int:

@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 
 from pagetier.tiers.disk.environment import Listing
-from pagetier.tiers.disk.file_format import FORMAT, HEADER_BYTES, OLD_HEADER_BYTES, RUN_BYTES, About
+from pagetier.tiers.disk.file_format import EXTENT_BYTES, FORMAT, HEADER_BYTES, OLD_HEADER_BYTES, About
 from pagetier.tiers.disk.reader import BATCH
 
-_FIXED_WORDS: Final = HEADER_BYTES // RUN_BYTES
-_OLD_FIXED_WORDS: Final = OLD_HEADER_BYTES // RUN_BYTES
+_FIXED_WORDS: Final = HEADER_BYTES // EXTENT_BYTES
+_OLD_FIXED_WORDS: Final = OLD_HEADER_BYTES // EXTENT_BYTES
 _SIZE_WORD: Final = 1  # after format, codec and space
 
 
@@ -55,15 +55,15 @@ class FrameCount:
 
 
 def _named(headers: Sequence[bytes], frame_bytes: int) -> int | None:
-    """Returns how many frames the headers name; None if the runs and the size of one of them disagree."""
+    """Returns how many frames the headers name; None if the extents and the size of one of them disagree."""
     lengths = np.array(list(map(len, headers)), np.int64)
-    if (lengths < OLD_HEADER_BYTES).any() or (lengths % RUN_BYTES).any():
+    if (lengths < OLD_HEADER_BYTES).any() or (lengths % EXTENT_BYTES).any():
         return None
     packed = b"".join(headers)
     new = np.array([header[0] == FORMAT for header in headers])
     if (lengths[new] < HEADER_BYTES).any():
         return None
-    starts = np.cumsum(lengths // RUN_BYTES) - lengths // RUN_BYTES
+    starts = np.cumsum(lengths // EXTENT_BYTES) - lengths // EXTENT_BYTES
     sizes = np.frombuffer(packed, "<u8")[starts + _SIZE_WORD]
     frames = np.frombuffer(packed, "<u4")[1::2].astype(np.uint64)
     for word in range(_FIXED_WORDS):

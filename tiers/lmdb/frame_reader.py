@@ -11,7 +11,7 @@ import numpy as np
 
 from pagetier.tiers.capacity import PAGE, VALUE_HEAD
 from pagetier.tiers.disk import file_system
-from pagetier.tiers.disk.file_format import FrameRun
+from pagetier.tiers.disk.file_format import FrameExtent
 
 _IOVEC: Final = 512  # frames in one call, each with the gap after it: the kernel takes 1024 pieces
 
@@ -27,7 +27,7 @@ def page_after(key: memoryview) -> int:
 
 
 class FrameReader:
-    """Reads runs from a data file. The kernel copies, so the GIL is free and no page fault occurs."""
+    """Reads extents from a data file. The kernel copies, so the GIL is free and no page fault occurs."""
 
     def __init__(self, descriptor: int, frame_bytes: int, stride: int) -> None:
         self._descriptor = descriptor
@@ -36,22 +36,22 @@ class FrameReader:
         # Receives the bytes between two frames, which are not used.
         self._gap = memoryview(bytearray(self._stride - frame_bytes))
 
-    def read(self, runs: Sequence[FrameRun], frames: Sequence[memoryview]) -> bool:
-        """Returns whether the file had all bytes. Raises OSError. The caller guarantees that the runs are not freed."""
-        if sum(run.frames for run in runs) != len(frames):
+    def read(self, extents: Sequence[FrameExtent], frames: Sequence[memoryview]) -> bool:
+        """Returns whether the file had all bytes. Raises OSError. The caller guarantees that no extent is freed."""
+        if sum(extent.frames for extent in extents) != len(frames):
             return False
         first = 0
-        for page, count in self._pieces(runs):
+        for page, count in self._pieces(extents):
             if not self._read(page, frames[first : first + count]):
                 return False
             first += count
         return True
 
-    def _pieces(self, runs: Sequence[FrameRun]) -> Iterator[tuple[int, int]]:
-        """Yields the runs, split into pieces that one call can read."""
-        for run in runs:
-            for done in range(0, run.frames, _IOVEC):
-                yield run.page + done * (self._stride // PAGE), min(_IOVEC, run.frames - done)
+    def _pieces(self, extents: Sequence[FrameExtent]) -> Iterator[tuple[int, int]]:
+        """Yields the extents, split into pieces that one call can read."""
+        for extent in extents:
+            for done in range(0, extent.frames, _IOVEC):
+                yield extent.page + done * (self._stride // PAGE), min(_IOVEC, extent.frames - done)
 
     def _read(self, page: int, frames: Sequence[memoryview]) -> bool:
         pieces: list[memoryview] = []
@@ -67,8 +67,8 @@ class FrameReader:
             pieces = file_system.remaining(pieces, done)
         return True
 
-    def heads(self, runs: Sequence[FrameRun]) -> Iterator[int]:
+    def heads(self, extents: Sequence[FrameExtent]) -> Iterator[int]:
         """Yields the offset of the first page of each frame."""
-        for run in runs:
-            start = run.page * PAGE
-            yield from range(start, start + run.frames * self._stride, self._stride)
+        for extent in extents:
+            start = extent.page * PAGE
+            yield from range(start, start + extent.frames * self._stride, self._stride)

@@ -68,7 +68,7 @@ class LmdbEnvironment(Environment):
             header = reader.header_in(self, txn, page.key)
             if header is None or reader.is_other(header, page):
                 return reader.ABSENT
-            whole = self.reader.read(header.runs, page.frames)
+            whole = self.reader.read(header.extents, page.frames)
         return reader.verified(page, header, whole=whole)
 
     def store_together(self, pages: Sequence[Outgoing], readers: ReaderCount) -> None:
@@ -85,7 +85,7 @@ class LmdbEnvironment(Environment):
                 self.put(txn, page, header, patience)
 
     def put(self, txn: Transaction, page: Outgoing, header: Header, patience: Patience) -> None:
-        """Stores a page in place of what the key had. The header's runs are filled in here."""
+        """Stores a page in place of what the key had. The header's extents are filled in here."""
         self.delete(txn, page.key)
         cursor = txn.cursor(self.frames)
         places = []
@@ -93,9 +93,9 @@ class LmdbEnvironment(Environment):
             cursor.put(file_format.frame_key(page.key, number), frame)
             places.append(page_after(cursor.key()))
             patience.give_way()
-        runs = file_format.runs_of(places, self.shape.stride)
-        self.writeback.wrote(runs)
-        txn.put(page.key, file_format.pack_header(msgspec.structs.replace(header, runs=runs)), db=self.pages)
+        extents = file_format.extents_of(places, self.shape.stride)
+        self.writeback.wrote(extents)
+        txn.put(page.key, file_format.pack_header(msgspec.structs.replace(header, extents=extents)), db=self.pages)
 
     def delete(self, txn: Transaction, key: bytes) -> None:
         """Deletes header and frames, however many there are, since the header may be damaged. Ignores unknown keys.
@@ -121,7 +121,7 @@ class LmdbEnvironment(Environment):
     def can_drop(self, keys: Sequence[bytes]) -> bool:
         """Returns whether there is room for dropping these pages and for reusing what is freed. Raises lmdb.Error."""
         headers = filter(None, reader.headers(self, keys))
-        frames = sum(run.frames for header in headers for run in header.runs)
+        frames = sum(extent.frames for header in headers for extent in header.extents)
         trees, values = self._used_pages()
         return self._make_room(free_space.pages_to_drop(self.shape, len(keys), frames, trees), trees + values)
 
@@ -144,7 +144,7 @@ class LmdbEnvironment(Environment):
 
     def fetch_heads(self, header: Header) -> None:
         """Starts reading the first pages of the frames, which freeing them will touch."""
-        for offset in self.reader.heads(header.runs):
+        for offset in self.reader.heads(header.extents):
             file_system.prefetch(self._file, offset, PAGE)
 
     def _committed(self) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pagetier.tiers.capacity import PAGE
-from pagetier.tiers.disk.file_format import FrameRun
+from pagetier.tiers.disk.file_format import FrameExtent
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
@@ -30,15 +30,15 @@ class Writeback:
     def __init__(self, descriptor: int, stride: int) -> None:
         self._descriptor = descriptor
         self._stride = stride * PAGE
-        self._now: list[FrameRun] = []
-        self._underway: deque[list[FrameRun]] = deque()
+        self._now: list[FrameExtent] = []
+        self._underway: deque[list[FrameExtent]] = deque()
 
-    def wrote(self, runs: Sequence[FrameRun]) -> None:
-        """Records runs of the transaction that is about to be committed."""
-        self._now += runs
+    def wrote(self, extents: Sequence[FrameExtent]) -> None:
+        """Records extents of the transaction that is about to be committed."""
+        self._now += extents
 
     def committed(self) -> None:
-        """Starts writing the runs of this transaction, and drops those of a few transactions ago from the cache."""
+        """Starts writing the extents of this transaction, and drops those of a few transactions ago from the cache."""
         _libc.sync_file_range(self._descriptor, 0, 0, _WRITE)
         self._underway.append(self._now)
         self._now = []
@@ -46,12 +46,12 @@ class Writeback:
             self._let_go(self._underway.popleft())
 
     def aborted(self) -> None:
-        """Forgets the runs of a transaction that was not committed."""
+        """Forgets the extents of a transaction that was not committed."""
         self._now = []
 
-    def _let_go(self, runs: Sequence[FrameRun]) -> None:
-        for run in runs:
-            start, length = run.page * PAGE, run.frames * self._stride
+    def _let_go(self, extents: Sequence[FrameExtent]) -> None:
+        for extent in extents:
+            start, length = extent.page * PAGE, extent.frames * self._stride
             _libc.sync_file_range(self._descriptor, start, length, _WAIT_AND_WRITE)
             for frame in range(start, start + length, self._stride):
                 self._forget(

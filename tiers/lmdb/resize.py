@@ -86,10 +86,10 @@ def _read_unverified(source: LmdbEnvironment, key: bytes, memory: list[memoryvie
         header = reader.header_in(source, txn, key)
         if header is None or header == reader.NONSENSE:
             return None
-        count = sum(run.frames for run in header.runs)
+        count = sum(extent.frames for extent in header.extents)
         while len(memory) < count:
             memory.append(memoryview(bytearray(source.shape.frame_bytes)))
-        return header if source.reader.read(header.runs, memory[:count]) else None
+        return header if source.reader.read(header.extents, memory[:count]) else None
 
 
 def _put(target: LmdbEnvironment, key: bytes, header: Header, space: Space, memory: Sequence[memoryview]) -> None:

@@ -71,8 +71,8 @@ class FleetWorker:
 
     def serve(self) -> None:
         """Serves until it is time to exit. Raises TierError if the store is silent or something unexpected failed."""
-        watcher = threading.Thread(target=self._watch, name="pagetier-watch", daemon=True)
-        watcher.start()
+        thread = threading.Thread(target=self._watch, name="pagetier-watch", daemon=True)
+        thread.start()
         try:
             while (command := self._channel.receive()) is not None and not isinstance(command, Leave):
                 self._dispatch(command)

@@ -99,7 +99,7 @@ def spoil_headers(file: Path, spoil: Callable[[file_format.Header], file_format.
         packed = page.size.to_bytes(8, "little") + page.stamp.to_bytes(8, "little")
         at = data.find(packed)
         while at >= 0:
-            end = at - 8 + file_format.HEADER_BYTES + file_format.RUN_BYTES
+            end = at - 8 + file_format.HEADER_BYTES + file_format.EXTENT_BYTES
             header = file_format.unpack_header(data[at - 8 : end])
             data = data[: at - 8] + file_format.pack_header(spoil(header)) + data[end:]
             changed += 1
@@ -121,7 +121,7 @@ def test_a_page_with_an_invalid_size_is_not_reported(tmp_path: Path, size: int) 
 
 def test_frames_beyond_the_end_of_the_file_are_not_read(tmp_path: Path) -> None:
     """Dropping such a page would have requested four billion frames from the disk."""
-    far = (file_format.FrameRun(2, (1 << 32) - 1),)
+    far = (file_format.FrameExtent(2, (1 << 32) - 1),)
     assert spoil_headers(left(tmp_path), lambda header: msgspec.structs.replace(header, runs=far)) >= 3
     tier = small_tier(tmp_path, environments=1)
     assert outcome_of(tier, PAGES[0]) is ReadOutcome.DAMAGED

@@ -98,7 +98,7 @@ def test_a_queue_that_is_not_sent_is_bounded(queue: Queue) -> None:
         queue.time.passes(1.0)
         queue.writes.take_due()
     assert queue.writes.queued_bytes == 256 * MIB and queue.writes.counts.dropped == 4000 - 16
-    assert len(queue.writes._runs) == 0 and len(queue.writes._ready) == 16
+    assert len(queue.writes._granted) == 0 and len(queue.writes._ready) == 16
 
 
 def test_the_rate_limits_what_is_sent(queue: Queue) -> None:

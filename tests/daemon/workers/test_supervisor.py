@@ -38,7 +38,7 @@ from process_states import children_of
 LEAVING_S = 30.0
 
 
-class Watcher:
+class Handler:
     """Notes what the supervisor reports, and frees the slots of dead workers."""
 
     def __init__(self, segments: Segments) -> None:
@@ -79,14 +79,14 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def supervised(segments: Segments, folder: Path) -> AsyncIterator[tuple[Supervisor, Watcher]]:
-    """Yields a running supervisor and its watcher, and stops it at the end of the block."""
-    watcher = Watcher(segments)
+async def supervised(segments: Segments, folder: Path) -> AsyncIterator[tuple[Supervisor, Handler]]:
+    """Yields a running supervisor and its handler, and stops it at the end of the block."""
+    handler = Handler(segments)
     options = DeviceOptions(folder / "disk", 1 << 26, 4, "lmdb")
-    running = Supervisor(segments, options, watcher, asyncio.get_running_loop())
+    running = Supervisor(segments, options, handler, asyncio.get_running_loop())
     running.start()
     try:
-        yield running, watcher
+        yield running, handler
     finally:
         await running.stop(LEAVING_S)
 
@@ -115,15 +115,15 @@ async def test_twenty_dead_workers_leave_nothing_behind(
 ) -> None:
     impostor(tmp_path, monkeypatch, "os._exit(3)")
     before = leftovers()
-    async with supervised(segments, tmp_path) as (running, watcher):
-        await until(lambda: len(watcher.deaths) >= 20)
+    async with supervised(segments, tmp_path) as (running, handler):
+        await until(lambda: len(handler.deaths) >= 20)
         assert running.restarts >= 19
-    assert set(watcher.deaths) <= {
+    assert set(handler.deaths) <= {
         "its worker ended with exit code 3",
         "its worker was killed by signal 9, maybe because memory ran out: see dmesg",
     }
-    assert watcher.failures == []
-    assert set(watcher.begun) == {watcher.begun[0]}, "slots were lost"
+    assert handler.failures == []
+    assert set(handler.begun) == {handler.begun[0]}, "slots were lost"
     assert segments.owner.attachments() == []
     await until(lambda: nothing_more_than(before))
 
@@ -141,9 +141,9 @@ async def test_the_last_report_of_a_worker_is_received(
 ) -> None:
     said = "say('openfailed', 'the folder is on the moon')"
     impostor(tmp_path, monkeypatch, *SAYS, "there.recv(9999)", said, "os._exit(4)")
-    async with supervised(segments, tmp_path) as (_, watcher):
-        await until(lambda: len(watcher.deaths) >= 8)
-    assert set(watcher.deaths[:8]) == {"the folder is on the moon"}
+    async with supervised(segments, tmp_path) as (_, handler):
+        await until(lambda: len(handler.deaths) >= 8)
+    assert set(handler.deaths[:8]) == {"the folder is on the moon"}
 
 
 async def test_files_that_a_worker_distrusts_are_verified_until_another_has_opened_them(
@@ -167,8 +167,8 @@ async def test_files_that_a_worker_distrusts_are_verified_until_another_has_open
         "if len(lives) == 3: say('opened', 7, STATE)",
         "os._exit(4)",
     )
-    async with supervised(segments, tmp_path) as (_, watcher):
-        await until(lambda: len(watcher.deaths) >= 5)
+    async with supervised(segments, tmp_path) as (_, handler):
+        await until(lambda: len(handler.deaths) >= 5)
     assert list(commands.read_bytes())[:5] == [Trust.AS_LEFT, Trust.PROVEN, Trust.PROVEN, Trust.PROVEN, Trust.AS_LEFT]
 
 
@@ -177,9 +177,9 @@ async def test_a_worker_that_closes_its_connection_is_ended(
 ) -> None:
     monkeypatch.setattr(worker_process, "_DYING_S", 0.2)
     impostor(tmp_path, monkeypatch, "there.shutdown(socket.SHUT_RDWR)", "there.close()", "time.sleep(99)")
-    async with supervised(segments, tmp_path) as (_, watcher):
-        await until(lambda: len(watcher.deaths) >= 2)
-    assert all("did not end by itself" in why for why in watcher.deaths)
+    async with supervised(segments, tmp_path) as (_, handler):
+        await until(lambda: len(handler.deaths) >= 2)
+    assert all("did not end by itself" in why for why in handler.deaths)
 
 
 async def test_a_worker_that_ends_at_once_is_reported_with_its_exit_code(
@@ -194,9 +194,9 @@ async def test_a_worker_that_ends_at_once_is_reported_with_its_exit_code(
 
     monkeypatch.setattr(worker_process.WorkerProcess, "serve", serve_late)
     impostor(tmp_path, monkeypatch, "os._exit(7)")
-    async with supervised(segments, tmp_path) as (_, watcher):
-        await until(lambda: bool(watcher.deaths))
-    assert watcher.deaths[0] == "its worker ended with exit code 7"
+    async with supervised(segments, tmp_path) as (_, handler):
+        await until(lambda: bool(handler.deaths))
+    assert handler.deaths[0] == "its worker ended with exit code 7"
 
 
 @pytest.mark.usefixtures("virtual_time")
@@ -228,10 +228,10 @@ async def test_a_worker_that_cannot_be_started_leaves_nothing(
 
     monkeypatch.setattr(*broken, refuse)
     before = leftovers()
-    async with supervised(segments, tmp_path) as (_, watcher):
-        await until(lambda: len(watcher.failures) >= 5)
-    assert watcher.failures[0] == "its worker cannot be started: [Errno 24] Too many open files"
-    assert watcher.begun == []
+    async with supervised(segments, tmp_path) as (_, handler):
+        await until(lambda: len(handler.failures) >= 5)
+    assert handler.failures[0] == "its worker cannot be started: [Errno 24] Too many open files"
+    assert handler.begun == []
     await until(lambda: nothing_more_than(before))
 
 
@@ -247,12 +247,12 @@ async def test_a_worker_that_cannot_receive_the_segments_is_replaced_when_it_can
     impostor(tmp_path, monkeypatch, "there.recv(9999)", "os._exit(3)")
     given, before = Segments.descriptors, leftovers()
     monkeypatch.setattr(Segments, "descriptors", refuse)
-    async with supervised(segments, tmp_path) as (_, watcher):
-        await until(lambda: len(watcher.deaths) >= 3)
-        assert set(watcher.deaths) == {f"its worker cannot receive the segments: {error}"}
+    async with supervised(segments, tmp_path) as (_, handler):
+        await until(lambda: len(handler.deaths) >= 3)
+        assert set(handler.deaths) == {f"its worker cannot receive the segments: {error}"}
         monkeypatch.setattr(Segments, "descriptors", given)
-        await until(lambda: watcher.deaths[-1] == "its worker ended with exit code 3")
-    assert set(watcher.begun) == {watcher.begun[0]}, "slots were lost"
+        await until(lambda: handler.deaths[-1] == "its worker ended with exit code 3")
+    assert set(handler.begun) == {handler.begun[0]}, "slots were lost"
     assert segments.owner.attachments() == []
     await until(lambda: nothing_more_than(before))
 
@@ -261,9 +261,9 @@ async def test_without_a_slot_there_is_no_worker(segments: Segments, tmp_path: P
     me, before = Process.of(os.getpid()), set(children_of(os.getpid()))
     while segments.owner.attach(me.pid, 0, me.started, secrets.randbits(60), "engine") >= 0:
         pass
-    async with supervised(segments, tmp_path) as (_, watcher):
-        await until(lambda: len(watcher.failures) >= 2)
-    assert set(watcher.failures) == {"its worker cannot be started: all slots are in use"}
+    async with supervised(segments, tmp_path) as (_, handler):
+        await until(lambda: len(handler.failures) >= 2)
+    assert set(handler.failures) == {"its worker cannot be started: all slots are in use"}
     # Other tests of this process have daemons of their own.
     assert set(children_of(os.getpid())) <= before, "a worker was left"
     for attachment in segments.owner.attachments():
@@ -271,12 +271,12 @@ async def test_without_a_slot_there_is_no_worker(segments: Segments, tmp_path: P
 
 
 async def test_a_worker_leaves_on_request(segments: Segments, tmp_path: Path) -> None:
-    async with supervised(segments, tmp_path) as (running, watcher):
-        await until(lambda: bool(watcher.begun) and (tmp_path / "disk/state").exists())
+    async with supervised(segments, tmp_path) as (running, handler):
+        await until(lambda: bool(handler.begun) and (tmp_path / "disk/state").exists())
         running.leaving = True
-        watcher.send(Leave())
-        await until(lambda: watcher.deaths != [])
-    assert watcher.deaths == ["its worker ended with exit code 0"]
+        handler.send(Leave())
+        await until(lambda: handler.deaths != [])
+    assert handler.deaths == ["its worker ended with exit code 0"]
 
 
 async def test_a_worker_that_dies_while_it_is_connected_to_leaves_its_descriptor_to_others(
@@ -312,10 +312,10 @@ async def test_an_abandoned_worker_is_killed_and_not_heard(
     """Regression: a report on pages that were read for a daemon that was ending was a traceback in its log."""
     before = set(children_of(os.getpid()))
     impostor(tmp_path, monkeypatch, *SAYS, "while True: say('hasread', 1, 0, b'', b'', '')")
-    async with supervised(segments, tmp_path) as (running, watcher):
-        await until(lambda: watcher.heard > 0)
+    async with supervised(segments, tmp_path) as (running, handler):
+        await until(lambda: handler.heard > 0)
         running.abandon()
-        heard = watcher.heard
+        heard = handler.heard
         await until(lambda: set(children_of(os.getpid())) <= before)
-        assert (watcher.heard, watcher.deaths) == (heard, [])
-    segments.owner.reap(watcher.begun[-1])
+        assert (handler.heard, handler.deaths) == (heard, [])
+    segments.owner.reap(handler.begun[-1])
