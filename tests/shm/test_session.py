@@ -97,17 +97,20 @@ def test_a_dropped_session_releases_its_memory(world: SessionWorld) -> None:
     assert pinned(world) == 0
 
 
-def test_a_session_that_copies_is_not_retired(world: SessionWorld) -> None:
-    big = SessionWorld(frame=1 << 20, frames=64)
-    big.store(big.session, 0, page(1, 64 << 20))
-    pins, out, copied = big.session.match(Pins, None, KEYS[0]), page(0, 64 << 20), list[int]()
-    refused = 0
-    with copying(big.session, pins, out, copied):
-        while not big.session.retire():
-            refused += 1
-    assert refused > 0
-    assert copied == [1] and out.all()
-    big.memory.close()
+def test_a_session_that_copies_is_not_retired() -> None:
+    """The scheduler decides whether the copy is in progress, not begun or over when the session is asked to retire."""
+    refused = tries = 0
+    while not refused and tries < 200:
+        tries += 1
+        world = SessionWorld(frame=1 << 20, frames=64)
+        world.store(world.session, 0, page(1, 64 << 20))
+        pins, out, copied = world.session.match(Pins, None, KEYS[0]), page(0, 64 << 20), list[int]()
+        with copying(world.session, pins, out, copied):
+            while not copied and not world.session.retire():
+                refused += 1
+        assert (copied == [1] and out.all()) or (copied == [0] and not refused)
+        world.memory.close()
+    assert refused, "no copy was in progress: the test proves nothing"
 
 
 def test_a_retained_arena_stays_mapped(world: SessionWorld) -> None:
