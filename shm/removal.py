@@ -25,7 +25,7 @@ class MemoryRelease(Enum):
 
     DONE = "the memory is released"
     NOTHING = "there is no memory to release"
-    IN_USE = "a daemon lives on it"
+    IN_USE = "not released, since a daemon uses it: stop the daemon first"
 
 
 def release_memory(name: str) -> MemoryRelease:

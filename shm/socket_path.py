@@ -20,7 +20,8 @@ def default_socket(environ: Mapping[str, str] | None = None, run: Path = Path("/
     """Returns the control socket's path: the first of these that applies. Never raises and creates nothing.
 
     1. ``$PAGETIER_SOCKET``, if it is set and not empty.
-    2. ``/run/pagetier/pagetier.sock``, if this process can enter or create that folder.
+    2. ``/run/pagetier/pagetier.sock``, if this process can create it, or if it exists in a folder that this process can
+       enter. So a folder that another user's daemon has left decides nothing.
     3. ``$XDG_RUNTIME_DIR/pagetier/pagetier.sock``, if that variable is an absolute path.
     4. ``/tmp/pagetier-UID/pagetier.sock``.
 
@@ -44,6 +45,8 @@ def _folder(environ: Mapping[str, str], run: Path) -> Path:
 
 
 def _usable(folder: Path) -> bool:
-    if folder.is_dir():
-        return os.access(folder, os.X_OK)
-    return os.access(folder.parent, os.W_OK | os.X_OK)
+    if not folder.is_dir():
+        return os.access(folder.parent, os.W_OK | os.X_OK)
+    if os.access(folder, os.W_OK | os.X_OK):
+        return True
+    return os.access(folder, os.X_OK) and (folder / SOCKET_NAME).exists()

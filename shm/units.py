@@ -46,6 +46,8 @@ def _key(key: str) -> str:
 _LIMIT = 2**63 - 1
 # Python does not parse longer numbers.
 _NUMBER = re.compile(r"\s*([0-9]{1,4000}(?:\.[0-9]{1,20})?)\s*([A-Za-zµ]*)\s*", re.ASCII)
+_A_SIZE = 'write a number and a unit, such as "512MiB" or "1.5G"'
+_A_DURATION = 'write a number and a unit, such as "250ms", "30s" or "5m"'
 _LETTERS = "KMGTP"
 _SECONDS = {
     "us": Fraction(1, 1_000_000),
@@ -88,17 +90,17 @@ def parse_size(raw: object) -> int:
         ValueError: It is not a size, negative, less than a byte but not 0, or exceeds 63 bits; the message quotes it.
     """
     if isinstance(raw, bool) or not isinstance(raw, (str, int)):
-        raise ValueError(f"{shown(raw)} is not a size")
+        raise ValueError(f"{shown(raw)} is not a size: {_A_SIZE}")
     nbytes = _spelled_bytes(raw) if isinstance(raw, str) else raw
     if nbytes < 0:
-        raise ValueError(f"{shown(raw)} is not a size")
+        raise ValueError(f"{shown(raw)} is not a size: {_A_SIZE}, 0 or more")
     if nbytes > _LIMIT:
         raise ValueError(f"{_quoted(raw)} is too large: a size is at most {format_size(_LIMIT)}")
     return nbytes
 
 
 def _spelled_bytes(text: str) -> int:
-    number, unit = _split(text, "size", '"512MiB" or "1.5G"')
+    number, unit = _split(text, f"a size: {_A_SIZE}")
     if unit not in _BYTES:
         raise ValueError(f'"{text}" is not a size: {_why_no_size_unit(unit)}')
     nbytes = int(number * _BYTES[unit])
@@ -114,7 +116,7 @@ def parse_duration(raw: object) -> float:
         ValueError: It is not a duration, negative or longer than 36,500 days; the message quotes it.
     """
     if isinstance(raw, bool) or not isinstance(raw, (str, int, float)):
-        raise ValueError(f"{shown(raw)} is not a duration")
+        raise ValueError(f"{shown(raw)} is not a duration: {_A_DURATION}")
     seconds = _spelled_seconds(raw) if isinstance(raw, str) else _plain_seconds(raw)
     if seconds > _MOST_DAYS * _SECONDS["d"]:
         raise ValueError(f"{_quoted(raw)} is too long: at most {_MOST_DAYS}d")
@@ -126,7 +128,7 @@ def _quoted(text: str | float) -> str:
 
 
 def _spelled_seconds(text: str) -> Fraction:
-    number, unit = _split(text, "duration", '"250ms", "30s" or "5m"')
+    number, unit = _split(text, f"a duration: {_A_DURATION}")
     if unit not in _SECONDS:
         raise ValueError(f'"{text}" is not a duration: unknown unit "{unit}" (us, ms, s, m, h or d)')
     return number * _SECONDS[unit]
@@ -134,14 +136,14 @@ def _spelled_seconds(text: str) -> Fraction:
 
 def _plain_seconds(seconds: float) -> float:
     if not 0 <= seconds < math.inf:
-        raise ValueError(f"{seconds} is not a duration")
+        raise ValueError(f"{seconds} is not a duration: {_A_DURATION}, 0 or more")
     return seconds
 
 
-def _split(text: str, noun: str, examples: str) -> tuple[Fraction, str]:
+def _split(text: str, wanted: str) -> tuple[Fraction, str]:
     found = _NUMBER.fullmatch(text)
     if found is None:
-        raise ValueError(f'"{text}" is not a {noun}: write a number and a unit, such as {examples}')
+        raise ValueError(f'"{text}" is not {wanted}')
     return Fraction(found[1]), found[2]
 
 

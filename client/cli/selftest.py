@@ -29,6 +29,10 @@ _TIMEOUT_S: Final = 5.0
 _PAUSE_S: Final = 0.02
 _PAGE_BYTES: Final = 1 << 20
 _PAGE_TOKENS: Final = 16
+_TO_ALLOW: Final = (
+    "to allow it, list the user in access.users or its group in access.groups, and set access.socket_mode ="
+    ' "0666"; or run this command as the user of an engine that is allowed'
+)
 
 
 class StepError(Exception):
@@ -67,6 +71,13 @@ def _run(step: Callable[[], str]) -> None:
     click.echo(f"ok      {step.__name__:<7}{(time.perf_counter() - began) * 1e3:8.2f} ms  {result}")
 
 
+def _remedy(detail: str) -> str:
+    """Returns what to do about a failed attachment; "" if the daemon has said it."""
+    if "Permission denied" in detail:
+        return f": this user may not open the daemon's socket; {_TO_ALLOW}"
+    return "" if "access." in detail else ": run `pagetier doctor`"
+
+
 class SelfTest:
     """The steps, in their order. Each returns what it found, and raises StepError if it failed."""
 
@@ -88,7 +99,7 @@ class SelfTest:
         except Empty:
             raise StepError(f"the daemon on {self._socket} does not answer: run `pagetier doctor`") from None
         if link.state is not LinkState.ATTACHED:
-            raise StepError(f"{link.detail}: run `pagetier doctor`")
+            raise StepError(f"{link.detail}{_remedy(link.detail)}")
         return f"to the daemon on {self._socket}"
 
     def store(self) -> str:

@@ -32,6 +32,7 @@ log = logging.getLogger("pagetierd.disk")
 
 _REPORT_EVERY_S: Final = 1.0
 _PAUSE_S: Final = 0.02
+_NO_DISK: Final = "there is no disk tier: set disk.path and disk.size, and restart the daemon"
 _MORE_WORKERS: Final = 1  # restarts of the worker that a stop waits for
 
 
@@ -269,7 +270,7 @@ class DiskTier:
     def save(self, number: int) -> Saved:
         """Returns the progress of writing all pages to disk. The daemon continues while a client polls."""
         if not self.is_open:
-            why = "there is no disk tier: set disk.path and disk.size" if not self.configured else self._trouble
+            why = _NO_DISK if not self.configured else self._trouble
             return Saved(number, 0, 0, synced=False, trouble=why)
         return self.flush.ask(number)
 

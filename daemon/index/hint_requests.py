@@ -16,7 +16,9 @@ from pagetier.shm.protocol import HINT_KEYS, HintPages, PagesHinted, Reserve
 _NS: Final = 1_000_000_000
 _FOREVER_NS: Final = 2**64 - 1
 _KINDS: Final = frozenset(HintKind)
-_LRU: Final = "hints have no effect with evict.policy = lru"
+_LRU: Final = 'with evict.policy = "lru" hints have no effect'
+_LRU_KEEPS: Final = 'with evict.policy = "lru" no page is kept'
+_TO_LEARN: Final = 'set evict.policy = "cadence" and reload the configuration'
 EVERY_USER: Final = NO_ENTRY
 """Instead of a user: a manager may end what any user keeps."""
 
@@ -64,8 +66,8 @@ class Hints:
             pages += 0 if named else len(keys) // KEY_BYTES
             applied += self._give(user, kind, ttl_ns, space, keys)
         point("hints.given")
-        trouble = self._note(pages, applied)
-        return PagesHinted(request.number, pages, applied, self.report.kept_bytes, trouble)
+        self._note(pages, applied)
+        return PagesHinted(request.number, pages, applied, self.report.kept_bytes, self._why_ignored(kind))
 
     def checked(self, request: Reserve) -> Reserve:
         """Returns a store without its hint if that is wrong, and counts the hint."""
@@ -99,12 +101,17 @@ class Hints:
             return [NO_ENTRY]
         return [each.number for each in self._owner.spaces() if means(namespace, each.name, each.digest)]
 
-    def _note(self, pages: int, applied: int) -> str:
-        """Counts pages. Returns why a hint had no effect, or ""."""
+    def _why_ignored(self, kind: HintKind) -> str:
+        """Returns why a hint had no effect, and what to do; "" if it has one."""
+        if self._owner.learns:
+            return ""
+        return f"{_LRU_KEEPS if kind in (HintKind.KEEP, HintKind.UNKEEP) else _LRU}: {_TO_LEARN}"
+
+    def _note(self, pages: int, applied: int) -> None:
+        """Counts pages."""
         learns = self._owner.learns
         missed = pages - min(pages, applied)
         self._count(pages=pages, applied=applied, absent=missed * learns, without_effect=missed * (not learns))
-        return "" if learns else _LRU
 
     def _count(self, **more: int) -> None:
         sums = {name: getattr(self._counts, name) + number for name, number in more.items()}

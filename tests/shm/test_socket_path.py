@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,11 +50,21 @@ def test_only_a_default_path_has_to_be_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-@pytest.mark.parametrize(("mode", "inside"), [(0o755, True), (0o711, True), (0o750, False)])
-def test_another_user_takes_the_system_folder_only_if_it_may_enter(mode: int, inside: bool) -> None:
+@pytest.mark.parametrize(
+    ("mode", "socket", "inside"),
+    [
+        *((0o755, True, True), (0o711, True, True), (0o750, True, False)),
+        *((0o755, False, False), (0o711, False, False), (0o777, False, True)),
+    ],
+)
+def test_another_user_takes_the_system_folder_if_it_may_create_the_socket_or_reach_it(
+    mode: int, socket: bool, inside: bool
+) -> None:
+    """A daemon of another user would not start on the folder that root's daemon has left."""
     root = Path(subprocess.check_output(["mktemp", "-d"], text=True).strip())
     root.chmod(0o755)
     (root / "pagetier").mkdir()
+    (root / "pagetier/pagetier.sock").touch() if socket else None
     (root / "pagetier").chmod(mode)
     code = (
         "import os, sys, pathlib; from pagetier.shm.socket_path import default_socket;"
@@ -62,5 +73,4 @@ def test_another_user_takes_the_system_folder_only_if_it_may_enter(mode: int, in
     )
     output = subprocess.check_output([sys.executable, "-c", code, str(root)], text=True).strip()
     assert output == (f"{root}/pagetier/pagetier.sock" if inside else "/u/pagetier/pagetier.sock")
-    (root / "pagetier").rmdir()
-    root.rmdir()
+    shutil.rmtree(root)

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from eventually import eventually
+from other_users import NOBODY, as_root, output_as
 from pagetier.daemon.cli import main
 from pagetier.shm.exit_codes import Exit
 from running_daemon import RunningDaemon, namespace
@@ -30,6 +31,21 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
 def pagetier(command: str, daemon: RunningDaemon, *more: str) -> Result:
     runner = CliRunner(env={"PAGETIER_CONFIG": None, "PAGETIER_SOCKET": None})
     return runner.invoke(main, [command, "--socket", str(daemon.socket), *more])
+
+
+# Imported before the process becomes another user, which may be unable to read them.
+_ALL_COMMANDS = (
+    "import locale, gettext; from pagetier.daemon.cli import flush, main, resize, stats;"
+    " from pagetier.client.cli import selftest"
+)
+
+
+def output_without_rights(daemon: RunningDaemon, *command: str) -> str:
+    """Returns what a command of a user without rights prints."""
+    Path(daemon.folder.name).chmod(0o755)
+    words = [command[0], "--socket", str(daemon.socket), *command[1:]]
+    code = "sys.argv[0] = 'pagetier'\ntry: main()\nexcept SystemExit: pass"
+    return output_as(NOBODY, _ALL_COMMANDS, code, *words)[1]
 
 
 def settings(daemon: RunningDaemon) -> dict[str, dict[str, str]]:
@@ -98,6 +114,26 @@ def test_the_selftest_leaves_no_page(daemon: RunningDaemon) -> None:
         ["ok", step] for step in ("attach", "store", "match", "load", "drop")
     ]
     assert daemon.header().pages == before
+
+
+@as_root
+def test_the_selftest_of_a_user_without_rights_says_what_grants_them(daemon: RunningDaemon) -> None:
+    refused = output_without_rights(daemon, "selftest")
+    assert "this user may not open the daemon's socket; to allow it, list the user in access.users" in refused
+    assert 'access.socket_mode = "0666"' in refused and "doctor" not in refused
+    daemon.socket.chmod(0o666)
+    unlisted = output_without_rights(daemon, "selftest")
+    assert "user 65534 may not attach: access.users does not list it" in unlisted and "doctor" not in unlisted
+
+
+@as_root
+def test_a_command_that_needs_more_than_watching_names_the_setting_for_it(daemon: RunningDaemon) -> None:
+    daemon.socket.chmod(0o666)
+    assert "to allow this command, list the user in access.users" in output_without_rights(
+        daemon, "flush", "--all", "--yes"
+    )
+    assert "no setting allows it to others" in output_without_rights(daemon, "resize", "--disk-size", "1GiB")
+    assert "to allow this command" not in output_without_rights(daemon, "stats")
 
 
 def test_the_selftest_without_a_daemon_says_so(tmp_path: Path) -> None:

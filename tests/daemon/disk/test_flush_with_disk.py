@@ -141,7 +141,7 @@ def test_a_flush_to_disk_fails_without_a_disk() -> None:
     with RunningDaemon("1MiB") as daemon:
         shown = pagetier_on_terminal(["flush", "--socket", str(daemon.socket), "--to-disk"])
     assert shown.code == Exit.WRONG
-    assert "there is no disk tier: set disk.path and disk.size" in shown.text
+    assert "there is no disk tier: set disk.path and disk.size, and restart the daemon" in shown.text
 
 
 def test_a_flush_to_a_disk_smaller_than_memory_reports_the_rest() -> None:

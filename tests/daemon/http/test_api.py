@@ -146,7 +146,8 @@ def test_a_hint_without_effect_is_a_conflict(tmp_path: Path) -> None:
     with RunningDaemon("1MiB", "64KiB", *flags) as daemon, daemon.client() as client:
         client.store(KEYS, np.ones((6, FRAME), np.uint8))
         answer = call(place, "POST", "/v1/hint", named(KEYS) | {"hint": "keep"})
-    assert answer == (409, {"error": "hints have no effect with evict.policy = lru"})
+    why = 'with evict.policy = "lru" no page is kept: set evict.policy = "cadence" and reload the configuration'
+    assert answer == (409, {"error": why})
 
 
 def test_the_statistics_are_those_of_the_command(daemon: DiskDaemon, place: Path) -> None:
