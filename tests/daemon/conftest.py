@@ -15,8 +15,11 @@ from bare_engine import Engine
 from client_threads import no_client_is_left
 from daemon_turns import Turns
 from disk_daemon import DiskDaemon
+from in_process_server import SMALL
 from pagetier.client import Client
 from pagetier.daemon.common import loop_clock
+from pagetier.shm.protocol import BUILD
+from pagetier.shm.segments import SegmentRequest, Segments, take
 from refused_starts import fill, shared_memory, still_serves
 from running_daemon import RunningDaemon
 from virtual_time_loop import OwnTimeLoop
@@ -61,6 +64,15 @@ def name() -> Iterator[str]:
     for file in left:
         (Path("/dev/shm") / file).unlink()
     assert left == []
+
+
+@pytest.fixture
+def segments(name: str) -> Iterator[Segments]:
+    """Yields small segments, whose index is consistent at the end."""
+    taken = take(SegmentRequest(name, SMALL, BUILD))
+    yield taken
+    assert taken.owner.check_integrity() == []
+    taken.remove()
 
 
 @pytest.fixture

@@ -4,35 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from in_process_server import SMALL
 from pagetier.daemon.common import loop_clock
 from pagetier.daemon.config.remote_options import RemoteOptions
 from pagetier.daemon.fleet.fleet_tier import _OPENING_S, _PATIENCE, _SILENT_S, FleetTier
 from pagetier.daemon.reads.lower_tier_reads import LowerTierReads
 from pagetier.daemon.status.fleet_status import FleetStatus
 from pagetier.shm._core import KEY_BYTES, ReserveOutcome
-from pagetier.shm.protocol import BUILD, Reserve, Reserved, Space
-from pagetier.shm.segments import SegmentRequest, Segments, take
+from pagetier.shm.protocol import Reserve, Reserved, Space
+from pagetier.shm.segments import Segments
 from pagetier.tiers.base import FleetState
 from pagetier.tiers.worker_protocol import Command, FleetOpened, FleetReport, GetState, Write
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 STATE = FleetState(url="file:///pages")
 TURN_S = 0.05
-
-
-@pytest.fixture
-def segments() -> Iterator[Segments]:
-    taken = take(SegmentRequest(f"pagetier-test-{secrets.token_hex(6)}", SMALL, BUILD))
-    yield taken
-    taken.remove()
 
 
 class Fleet:

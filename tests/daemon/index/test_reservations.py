@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anonymous_segments import DAY_NS
-from in_process_server import SMALL, Peer, serving
+from in_process_server import Peer, serving
 from learning_index import FRAME, LearningIndex
 from pagetier.client import Client, Namespace
 from pagetier.daemon.common import loop_clock
@@ -34,7 +33,7 @@ from pagetier.daemon.status.publisher import StatusPublisher
 from pagetier.shm._core import KEY_BYTES, ReserveOutcome
 from pagetier.shm.message_codec import LENGTH, pack, read_answer
 from pagetier.shm.protocol import BUILD, Attach, Describe, Description, Prompt, Reserve, Reserved, Space
-from pagetier.shm.segments import SegmentRequest, Segments, take
+from pagetier.shm.segments import Segments
 
 DIGEST = bytes(range(KEY_BYTES))
 SPACE = Space(DIGEST, "model 00112233", 16)
@@ -181,13 +180,6 @@ def test_both_ways_answer_alike(tmp_path: Path, sizes: tuple[int, ...]) -> None:
     assert answers[0] == answers[1]
     assert isinstance(answers[0], Reserved)
     assert bool(answers[0].reason) == (ReserveOutcome.GRANTED not in answers[0].outcomes or sum(sizes) > 64 * FRAME)
-
-
-@pytest.fixture
-def segments() -> Iterator[Segments]:
-    taken = take(SegmentRequest(f"pagetier-test-{secrets.token_hex(6)}", SMALL, BUILD))
-    yield taken
-    taken.remove()
 
 
 def receive(connection: Connection, message: bytes) -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from types import BuiltinMethodType, FrameType
-
-import pytest
 
 from anonymous_segments import DAY_NS, attach
 from in_process_server import SMALL
@@ -20,17 +17,9 @@ from pagetier.daemon.http.http_server import daemon_numbers
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.status.publisher import StatusPublisher
 from pagetier.shm._core import KEY_BYTES, Owner, ReserveOutcome
-from pagetier.shm.protocol import BUILD
-from pagetier.shm.segments import SegmentRequest, Segments, take
+from pagetier.shm.segments import Segments
 
 MOST_CALLS = 60
-
-
-@pytest.fixture
-def segments() -> Iterator[Segments]:
-    taken = take(SegmentRequest(f"pagetier-test-{secrets.token_hex(6)}", SMALL, BUILD))
-    yield taken
-    taken.remove()
 
 
 def calls(function: Callable[[], object]) -> Counter[str]:
