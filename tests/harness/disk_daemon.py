@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from bare_engine import WAIT_S, Engine
-from eventually import eventually
+from eventually import CoreWaits, eventually, eventually_with_cores
 from pagetier.client import Client, Keys
 from pagetier.daemon.status.daemon_status import unpack
 from pagetier.daemon.status.disk_report import DiskReport, Standing
@@ -81,8 +81,12 @@ class DiskDaemon(RunningDaemon):
         self.wait_open(restarts + 1)
 
     def until(self, what: Any, seconds: float = WAIT_S) -> bool:
-        """Returns whether the disk tier's report fulfils a condition in time."""
-        return eventually(lambda: bool(what(unpack(self.observer().status()).disk)), seconds)
+        """Returns whether the disk tier's report fulfils a condition in time.
+
+        The workers have idle priority: on a busy machine, the time in which they wait for a core does not count.
+        """
+        waits = CoreWaits(self.pid, others=lambda: workers_of(self.pid))
+        return eventually_with_cores(lambda: bool(what(unpack(self.observer().status()).disk)), seconds, waits)
 
     def reported(self) -> str:
         """Returns the report and the log, for the message of a failed assertion."""

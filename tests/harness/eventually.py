@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -56,10 +56,14 @@ def eventually(what: Callable[[], _T], seconds: float = _PATIENCE_S) -> _T:
 
 
 class CoreWaits:
-    """The time since now in which the threads of some processes were ready to run but did not run."""
+    """The time since now in which the threads of some processes were ready to run but did not run.
 
-    def __init__(self, *processes: int) -> None:
+    `others` returns more processes, which may come and go.
+    """
+
+    def __init__(self, *processes: int, others: Callable[[], Iterable[int]] = tuple) -> None:
         self._processes = processes
+        self._others = others
         self._before = self._nanoseconds()
 
     def of_threads(self) -> list[float]:
@@ -69,11 +73,21 @@ class CoreWaits:
     def _nanoseconds(self) -> dict[Path, int]:
         """Returns the nanoseconds of each thread since its start."""
         waits = {}
-        for process in self._processes:
+        for process in (*self._processes, *self._others()):
             for thread in Path(f"/proc/{process}/task").glob("*/schedstat"):
                 with suppress(OSError):  # the thread has just ended
                     waits[thread] = int(thread.read_text().split()[1])
         return waits
+
+
+def eventually_with_cores(what: Callable[[], _T], seconds: float, waits: CoreWaits) -> _T:
+    """Returns as eventually() does. The time in which the processes waited for a core does not count."""
+    watch = Stopwatch()
+    result = eventually(what, seconds)
+    while not result and watch.seconds - sum(waits.of_threads()) <= seconds:
+        pace(_LONGEST_S)
+        result = what()
+    return result
 
 
 class Second:

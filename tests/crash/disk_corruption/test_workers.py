@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bare_engine import WAIT_S, Engine
+from bare_engine import Engine
 from disk_corruption.file_anatomy import PAGE, Anatomy, Part
 from disk_daemon import IN_LMDB, DiskDaemon
-from eventually import eventually
 from file_changes import write_at
 from pagetier.shm.protocol import FetchOutcome
 from pagetier.tiers.base import TierError
@@ -91,7 +90,7 @@ def test_the_reason_for_rebuilding_a_part_is_logged() -> None:
             file.write_bytes(data)
         daemon.open()
         daemon.pagetier("flush", "--all", "--yes")
-        assert eventually(lambda: bool(daemon.lines("which verification does not detect")), WAIT_S), daemon.reported()
+        assert daemon.until(lambda _: bool(daemon.lines("which verification does not detect"))), daemon.reported()
         assert daemon.until(lambda disk: "data.mdb is missing" in disk.opened), daemon.reported()
         with Engine(daemon) as engine:
             engine.goes_on(1000)
