@@ -162,7 +162,8 @@ class Health(msgspec.Struct, frozen=True):
     """The response to GET /healthz.
 
     Attributes:
-        phase: starting, serving or stopping. Engines can attach while it is serving.
+        phase: starting, serving or stopping; unknown if the status in memory is damaged. Engines can attach while it is
+            serving.
     """
 
     phase: str

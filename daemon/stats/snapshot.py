@@ -181,7 +181,8 @@ class DaemonStats(msgspec.Struct, frozen=True, kw_only=True):
         unjudged: Slots of which nothing says whether their process lives (`pagetier doctor`).
         adopted: Pages that daemons took over from earlier ones.
         dropped: Pages that daemons could not take over.
-        phase: starting, serving or stopping. Engines can attach from serving on.
+        phase: starting, serving or stopping; unknown if the status in memory is damaged. Engines can attach from
+            serving on.
         progress: How far it is with populating the arena or with writing at its stop, from 0 to 1.
     """
 

@@ -11,7 +11,7 @@ from pagetier.daemon.status.eviction_report import EvictionReport
 from pagetier.daemon.status.fleet_status import FleetStatus
 from pagetier.daemon.status.hint_report import HintReport
 from pagetier.daemon.status.huge_page_report import HugePageReport
-from pagetier.daemon.status.phase import PhaseProgress
+from pagetier.daemon.status.phase import Phase, PhaseProgress
 from pagetier.daemon.status.tenant_use import TenantUse
 from pagetier.shm._core import STATUS_BYTES
 
@@ -66,5 +66,12 @@ def _cut(report: _Report, most: int) -> _Report:
 
 
 def unpack(text: bytes | None) -> DaemonStatus:
-    """Returns the status in the index; that of a daemon that starts if none was published yet."""
-    return msgspec.json.decode(text, type=DaemonStatus) if text else DaemonStatus()
+    """Returns the status in the index; that of a daemon that starts if none was published yet.
+
+    A text that is damaged, in memory without error correction, leaves the phase unknown and all reports empty. The next
+    report that is news replaces it.
+    """
+    try:
+        return msgspec.json.decode(text, type=DaemonStatus) if text else DaemonStatus()
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return DaemonStatus(progress=PhaseProgress(Phase.UNKNOWN))

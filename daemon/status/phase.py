@@ -8,11 +8,15 @@ import msgspec
 
 
 class Phase(Enum):
-    """The phase of a daemon's life. Engines can attach while it serves or stops."""
+    """The phase of a daemon's life. Engines can attach while it serves or stops.
+
+    No daemon publishes UNKNOWN: readers see it instead of a status that is damaged.
+    """
 
     STARTING = "starting"
     SERVING = "serving"
     STOPPING = "stopping"
+    UNKNOWN = "unknown"
 
 
 class PhaseProgress(msgspec.Struct, frozen=True):

@@ -40,6 +40,7 @@ def areas_of(image: Image) -> tuple[Area, ...]:
     slots, spaces, one, other, entries, frames, histories, learned = _AT_SLOTS.unpack_from(index, _AT_SLOTS_OFFSET)
     return (
         Area("header", "index", 0, _HEADER_BYTES, 8),
+        Area("status", "index", PAGE, 2 * PAGE, 64),
         Area("slots", "index", slots, spaces, 64),
         Area("namespaces", "index", spaces, one, 192),
         Area("dictionary", "index", one, other, 64),
