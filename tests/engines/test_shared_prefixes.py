@@ -188,6 +188,31 @@ def assert_both_load(host: Host, model: str, *prompts: list[int], stored: list[i
     host.end(engine)
 
 
+def test_of_two_loads_the_one_with_more_pages_of_a_prompt_is_waited_for(host: Host) -> None:
+    """The later one has the first page, too, and is found under it."""
+    engine = host.engine()
+    prompts = [PREFIX[:BLOCK] + own(number, 15 * BLOCK + 1) for number in range(2)]
+    for number, prompt in enumerate((*prompts, [*prompts[0], 7])):
+        engine.store_prompt_elsewhere(prompt)
+        engine.submit_prompt(f"r{number}", prompt)
+    assert step(engine, Loads.GO_ON) == ["r0", "r1"]
+    host.end(engine)
+    assert engine.loaded_pages == 2 * 16
+
+
+def test_a_load_is_still_found_after_the_abort_of_one_that_began_alike(host: Host) -> None:
+    engine = host.engine()
+    prompts = [PREFIX[:BLOCK] + own(number, BLOCK + 1) for number in range(2)]
+    for number, prompt in enumerate(prompts):
+        engine.store_prompt_elsewhere(prompt)
+        engine.submit_prompt(f"r{number}", prompt)
+    assert step(engine, Loads.GO_ON) == ["r0", "r1"]
+    abort(engine, "r0")
+    engine.submit_prompt("r2", [*prompts[1], 7])
+    assert step(engine, Loads.GO_ON) == []
+    host.end(engine)
+
+
 def test_a_page_that_is_all_that_is_loaded_is_waited_for(host: Host) -> None:
     engine = host.engine()
     engine.store_prompt_elsewhere(PREFIX[:BLOCK])
@@ -195,6 +220,17 @@ def test_a_page_that_is_all_that_is_loaded_is_waited_for(host: Host) -> None:
     assert step(engine) == ["r0"]
     host.end(engine)
     assert engine.loaded_pages == 1
+
+
+def test_a_short_load_behind_vllms_own_hit_is_waited_for(host: Host) -> None:
+    engine = host.engine()
+    engine.submit_prompt("own", [*PREFIX[:BLOCK], 7])
+    until(engine, lambda: not engine.scheduler.requests)
+    engine.store_prompt_elsewhere(PREFIX[: 5 * BLOCK])
+    submit_many(engine, 3, PREFIX[: 5 * BLOCK])
+    assert step(engine) == ["r0"]
+    host.end(engine)
+    assert engine.loaded_pages == 4
 
 
 def test_a_short_prompt_does_not_wait_for_a_much_longer_load(host: Host) -> None:
