@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from eventually import eventually
 from other_users import NOBODY, as_root, output_as
 from pagetier.daemon.cli import main
+from pagetier.daemon.stats.snapshot import LookupStats
 from pagetier.shm.exit_codes import Exit
 from running_daemon import RunningDaemon, namespace
 
@@ -114,6 +115,18 @@ def test_the_selftest_leaves_no_page(daemon: RunningDaemon) -> None:
         ["ok", step] for step in ("attach", "store", "match", "load", "drop")
     ]
     assert daemon.header().pages == before
+
+
+def test_the_selftest_is_no_traffic() -> None:
+    with RunningDaemon("16MiB", "64KiB") as own:
+        for _ in range(3):
+            assert pagetier("selftest", own).exit_code == Exit.OK
+        snapshot = own.snapshot()
+        assert snapshot.lookups == LookupStats(lookups=0, memory_tokens=0, disk_tokens=0, missed_tokens=0)
+        assert snapshot.tiers.memory.hit_ratio is None and "no lookups" in pagetier("stats", own, "--short").output
+        assert "no lookups were counted yet" in pagetier("advise", own).output
+        (space,) = snapshot.namespaces
+        assert not space.pages, "one record for all runs, which the next namespace takes"
 
 
 @as_root
