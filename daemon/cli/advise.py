@@ -53,8 +53,9 @@ def _finite(_context: click.Context, _parameter: click.Parameter, rate: float | 
 def advise(socket: Path, show: str | None, picture: Path | None, prefill_rate: float | None) -> None:
     """Show what other sizes of memory and disk would hit, and why pages were missed.
 
-    The daemon samples real lookups. The row "now" is what they found; all others are predictions for LRU. While the
-    daemon evicts by "cadence", those of memory are the least to expect.
+    The daemon samples real lookups. The row "now" is what they found in memory and on disk. The row below it is what is
+    predicted for the configured disk, and all others are predictions, too: of LRU. While the daemon evicts by
+    "cadence", those of memory are the least to expect.
 
     Exit codes: 0: success; 1: the picture cannot be drawn or written; 3: no daemon.
     """
@@ -133,8 +134,8 @@ def _sizes(advice: SizeAdvice, prefill_rate: float | None) -> Iterator[tuple[str
     yield ("A cache of", "", "hit", "tokens/s", "engines")[:columns]
     yield ("", "", "ratio", "saved", "saved")[:columns]
     yield ("now", format_size(advice.arena_bytes), *_saved(advice, "", total.hit_ratio, prefill_rate))
-    if advice.disk_bytes:
-        yield ("  and disk", format_size(advice.disk_bytes), "", "", "")[:columns]
+    if (disk := advice.present_disk) is not None:
+        yield ("  and disk", format_size(disk.bytes), *_saved(advice, "predicted ", disk.hit_ratio, prefill_rate))
     for kind, rows in (("memory", total.memory), ("disk", total.disk)):
         for row in rows:
             least = "at least " if row.lower_bound else ""

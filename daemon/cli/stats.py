@@ -45,7 +45,7 @@ def one_line(snapshot: Snapshot) -> str:
         _tier("memory", memory),
         *([_disk(snapshot.disk, disk)] if snapshot.disk.standing is not Standing.NONE else []),
         *([_fleet(snapshot.fleet)] if snapshot.fleet.standing != "none" else []),
-        f"{memory.hit_ratio:.1%} hits" if memory.hit_ratio is not None else "no lookups",
+        snapshot.lookups.text,
         counted(len(snapshot.clients), "client"),
     ]
     return "; ".join(parts)
@@ -53,7 +53,9 @@ def one_line(snapshot: Snapshot) -> str:
 
 def _disk(report: DiskReport, tier: PageTier) -> str:
     state = "" if report.standing is Standing.OPEN else f" is {report.standing.value}"
-    trouble = f" ({report.trouble})" if report.trouble else ""
+    down = [device.folder for device in report.devices if device.standing is Standing.DOWN]
+    silent = [f"{folder}: down" for folder in down if report.several and folder not in report.trouble]
+    trouble = f" ({why})" if (why := "; ".join(filter(None, [report.trouble, *silent]))) else ""
     return f"disk{state}{trouble}" if state else f"{_tier('disk', tier)}{trouble}"
 
 

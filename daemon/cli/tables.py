@@ -16,7 +16,6 @@ from pagetier.daemon.stats.size_advice import AbsentTokens
 from pagetier.daemon.stats.snapshot import ClientStats, DiskWork, LookupStats, PageTier, Snapshot, TierQuota
 from pagetier.daemon.status.disk_report import DeviceReport, DiskReport, Standing
 from pagetier.daemon.status.fleet_status import FleetStatus
-from pagetier.daemon.status.hint_report import HintReport
 from pagetier.shm import clock
 from pagetier.shm.units import counted, format_size
 
@@ -82,20 +81,6 @@ def absent_line(absent: AbsentTokens) -> str:
     )
 
 
-def hint_line(hints: HintReport) -> str:
-    """Returns what hints named and what is kept by request; "" without hints."""
-    if not hints.pages and not hints.wrong:
-        return ""
-    ignored = [
-        f"{number:,} {what}"
-        for number, what in ((hints.absent, "absent"), (hints.without_effect, "without effect: evict.policy is lru"))
-        if number
-    ]
-    wrong = f"; {counted(hints.wrong, 'invalid hint')}" if hints.wrong else ""
-    named = ", ".join([f"Hints: {counted(hints.pages, 'page')}", *ignored])
-    return f"{named}{wrong}; {format_size(hints.kept_bytes)} kept in memory by request"
-
-
 def device_line(device: DeviceReport, frame_bytes: int) -> str:
     """Returns what a device has, and what is wrong with it."""
     used, room = format_size(device.used_frames * frame_bytes), format_size(device.room_frames * frame_bytes)
@@ -152,6 +137,7 @@ def _least_width(table: Table, console: Console) -> int:
 
 
 def _tables(snapshot: Snapshot) -> Iterator[RenderableType]:
+    yield f"{counted(snapshot.lookups.lookups, 'request')}: {snapshot.lookups.text}\n{_what_counts(snapshot)}"
     yield _tiers(snapshot)
     yield from filter(None, _notes(snapshot))
     if _has_disk(snapshot):
@@ -167,6 +153,15 @@ def _tables(snapshot: Snapshot) -> Iterator[RenderableType]:
     yield _clients(snapshot.clients) if snapshot.clients else "No clients are attached."
 
 
+def _what_counts(snapshot: Snapshot) -> str:
+    """Returns what hits, misses and hit ratios count, since it differs between the tiers."""
+    memory = "Hits and misses of memory are pages at the first match of each request, and so is their ratio."
+    disk = (
+        "Those of the disk are pages to read, in time or not; its hit ratio is that of the tokens that memory lacked."
+    )
+    return f"{memory} {disk}" if _has_disk(snapshot) else memory
+
+
 def _notes(snapshot: Snapshot) -> Iterator[str]:
     """Yields what there is to say besides the tables; "" for what need not be said."""
     shares = snapshot.huge_pages.text
@@ -174,7 +169,7 @@ def _notes(snapshot: Snapshot) -> Iterator[str]:
     yield snapshot.frame_advice
     yield snapshot.eviction.text if snapshot.eviction.is_worth_a_line else ""
     yield absent_line(snapshot.absent)
-    yield hint_line(snapshot.hints)
+    yield snapshot.hints.text
 
 
 def _headline(snapshot: Snapshot, socket: Path) -> str:

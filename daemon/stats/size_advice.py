@@ -111,6 +111,8 @@ class SizeAdvice(msgspec.Struct, frozen=True, kw_only=True):
         namespaces: The namespaces with the most looked-up tokens.
         arena_bytes: The size of the arena.
         disk_bytes: The room on the disk; 0: there is no disk, or it is not ready.
+        present_disk: The prediction for this disk, to compare with `total.hit_ratio`, which was measured; None without
+            a disk. A disk smaller than the arena adds nothing to it.
         seconds: The time since the first lookup.
         tokens_per_second: Looked-up tokens.
         knee_bytes: The size beyond which more memory is worth less than on average to an LRU cache; 0: not known.
@@ -127,6 +129,7 @@ class SizeAdvice(msgspec.Struct, frozen=True, kw_only=True):
     namespaces: tuple[NamespaceAdvice, ...]
     arena_bytes: int
     disk_bytes: int
+    present_disk: Prediction | None
     seconds: float
     tokens_per_second: float
     knee_bytes: int
@@ -151,7 +154,8 @@ def read_advice(observer: Observer, spaces: Iterable[NamespaceRecord], window: f
     low, high = _PLOT_RANGE
     steps = [2 ** (at / _PLOT_STEPS) for at in range(low * _PLOT_STEPS, high * _PLOT_STEPS + 1)]
     factors = [*MEMORY_FACTORS, *DISK_FACTORS, *steps]
-    curves = observer.curves(array("d", [factor * header.frames for factor in factors]))
+    present = max(header.frames, header.disk_frames)
+    curves = observer.curves(array("d", [*(factor * header.frames for factor in factors), present]))
     if known is None or not curves or not curves[0].found + curves[0].missed:
         return None
     labels = {space.digest[:8]: space.name for space in spaces}
@@ -161,7 +165,7 @@ def read_advice(observer: Observer, spaces: Iterable[NamespaceRecord], window: f
         for curve, rate in zip(curves, rates, strict=True)
     ]
     points = [
-        (round(factor * header.arena_bytes), ratio) for factor, ratio in zip(factors, curves[0].ratios, strict=True)
+        (round(factor * header.arena_bytes), ratio) for factor, ratio in zip(factors, curves[0].ratios, strict=False)
     ]
     curve = tuple(points[len(MEMORY_FACTORS) + len(DISK_FACTORS) :])
     return SizeAdvice(
@@ -169,6 +173,7 @@ def read_advice(observer: Observer, spaces: Iterable[NamespaceRecord], window: f
         namespaces=tuple(sorted((one for one in advised[1:] if one.namespace), key=lambda one: -one.tokens)),
         arena_bytes=header.arena_bytes,
         disk_bytes=header.disk_frames * header.frame_bytes,
+        present_disk=_present_disk(header, curves[0].ratios[-1], rates[0]),
         seconds=known.seconds,
         tokens_per_second=rates[0],
         knee_bytes=knee(curve, curves[0].endless),
@@ -178,6 +183,19 @@ def read_advice(observer: Observer, spaces: Iterable[NamespaceRecord], window: f
         lost_lookups=known.lost,
         hit_ratio_of_all=_ratio(known.hit_pages, known.miss_pages),
         warning=_warning(known, advised[0].hit_ratio),
+    )
+
+
+def _present_disk(header: IndexHeader, hit_ratio: float, rate: float) -> Prediction | None:
+    """Returns the prediction for the disk that is configured, None without one."""
+    if not header.disk_frames:
+        return None
+    return Prediction(
+        lower_bound=False,
+        size=f"{header.disk_frames / header.frames:.3g}x",
+        bytes=header.disk_frames * header.frame_bytes,
+        hit_ratio=hit_ratio,
+        saved_tokens_per_second=hit_ratio * rate,
     )
 
 

@@ -148,6 +148,18 @@ class LookupStats(msgspec.Struct, frozen=True, kw_only=True):
         """Tokens from all tiers."""
         return self.memory_tokens + self.disk_tokens + self.remote_tokens
 
+    @property
+    def text(self) -> str:
+        """The share of the looked-up tokens that was found, by tier; "no lookups" before the first one."""
+        total = self.found_tokens + self.missed_tokens
+        if not total:
+            return "no lookups"
+        tiers = (("in memory", self.memory_tokens), ("on disk", self.disk_tokens), ("in the fleet", self.remote_tokens))
+        beyond = self.disk_tokens + self.remote_tokens
+        shares = ", ".join(f"{tokens / total:.1%} {where}" for where, tokens in tiers if tokens and beyond)
+        found = f"{self.found_tokens / total:.1%} of the looked-up tokens found"
+        return f"{found} ({shares})" if shares else found
+
 
 class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     """Responses to requests for memory, in pages or parts of pages.

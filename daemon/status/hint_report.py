@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from pagetier.shm.units import counted, format_size
+
 
 class HintReport(msgspec.Struct, frozen=True, kw_only=True):
     """Hints of engines and operators, since the daemon started. Pages count once for each hint that names them.
@@ -27,3 +29,17 @@ class HintReport(msgspec.Struct, frozen=True, kw_only=True):
     wrong: int = 0
     kept_bytes: int = 0
     keeps_ended_early: int = 0
+
+    @property
+    def text(self) -> str:
+        """What hints named and what is kept by request; "" without hints."""
+        if not self.pages and not self.wrong:
+            return ""
+        ignored = [
+            f"{number:,} {what}"
+            for number, what in ((self.absent, "absent"), (self.without_effect, "without effect: evict.policy is lru"))
+            if number
+        ]
+        wrong = f"; {counted(self.wrong, 'invalid hint')}" if self.wrong else ""
+        named = ", ".join([f"Hints: {counted(self.pages, 'page')}", *ignored])
+        return f"{named}{wrong}; {format_size(self.kept_bytes)} kept in memory by request"

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from bare_engine import WAIT_S
 from disk_daemon import FRAMES, DiskDaemon
 from eventually import eventually, pace
 from lookup_advice import PAGE, advice, advice_after, serve
@@ -24,7 +25,8 @@ from pagetier.shm.units import format_size
 from running_daemon import RunningDaemon, namespace
 
 KEYS = {
-    "total", "namespaces", "arena_bytes", "disk_bytes", "seconds", "tokens_per_second", "knee_bytes", "curve",
+    "total", "namespaces", "arena_bytes", "disk_bytes", "present_disk", "seconds", "tokens_per_second", "knee_bytes",
+    "curve",
     "sampled_share", "lookups", "lost_lookups", "hit_ratio_of_all", "warning",
 }  # fmt: skip
 TOTAL_KEYS = {"namespace", "tokens", "hit_ratio", "endless_hit_ratio", "memory", "disk", "absent"}
@@ -197,9 +199,30 @@ def test_a_page_that_the_disk_evicted_is_recognized() -> None:
         with client.match(keys) as match:
             assert len(match) == 0
         client.store(keys, [bytes(PAGE)] * len(keys))
-        room = advice_after(daemon, 2)["disk_bytes"]
+        values = advice_after(daemon, 2)
+        room = values["disk_bytes"]
+        assert values["present_disk"]["bytes"] == room
         assert absent(daemon) == {"never_stored": len(keys) * 16, "evicted_from_disk": len(keys) * 16}
         assert 0 < room <= 8 << 20 and f"  and disk  {format_size(room):>10}" in daemon.pagetier("advise").stdout
+
+
+def test_the_prediction_for_the_configured_disk_is_beside_what_was_found() -> None:
+    draw, out = random.Random(6), [bytearray(PAGE) for _ in range(5)]
+    flags = ("--disk-write", "through", "--evict-policy", "lru")
+    with DiskDaemon(2 * FRAMES, "8MiB", *flags) as daemon, daemon.client(timeout=WAIT_S) as client:
+        for _ in range(150):
+            keys = namespace().keys([min(int(draw.paretovariate(0.5)), 60), *range(16 * 5 - 1)])
+            with client.match(keys) as match:
+                loaded = client.load(match, out)
+            client.store(keys, [bytes(PAGE)] * len(keys)) if loaded < len(keys) else None
+            assert not daemon.save().trouble
+        values = advice_after(daemon, 150)
+        measured, present = values["total"]["hit_ratio"], values["present_disk"]
+        predicted = {one["size"]: one["hit_ratio"] for one in values["total"]["memory"]}
+        assert present["bytes"] == values["disk_bytes"] > 2 * values["arena_bytes"]
+        assert predicted["2x"] < present["hit_ratio"] == pytest.approx(measured, abs=0.03)
+        (row,) = (line for line in daemon.pagetier("advise").stdout.splitlines() if line.startswith("  and disk"))
+        assert row.split()[-3:-1] == ["predicted", f"{present['hit_ratio']:.1%}"]
 
 
 def test_a_prompt_that_memory_has_no_room_for_counts_whole() -> None:

@@ -6,16 +6,20 @@ import json
 import re
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
+from fake_snapshots import snapshot
+from pagetier.daemon.cli.stats import one_line
 from pagetier.daemon.cli.tables import age, count, disk_lines
-from pagetier.daemon.stats.snapshot import DiskWork
-from pagetier.daemon.status.disk_report import DiskReport, Standing
+from pagetier.daemon.stats.snapshot import DiskWork, LookupStats
+from pagetier.daemon.status.disk_report import DeviceReport, DiskReport, Standing, summed
 from running_daemon import RunningDaemon, namespace
 from terminal import pagetier_on_terminal
 
 PAGE = 100_000
+_STANDINGS = (Standing.OPEN, Standing.DOWN)
 BOLD = re.compile("\x1b\\[[0-9;]*m")
 
 # Scripts parse these keys: new ones may be added, none is renamed.
@@ -136,6 +140,29 @@ def test_evictions_are_counted() -> None:
     assert memory["evicted_bytes"] == memory["evictions"] * (64 << 10)
     assert memory["pages"] + memory["evictions"] == 18
     assert memory["used"] <= memory["cap"]
+
+
+def test_the_header_and_the_line_say_what_was_found_where() -> None:
+    lookups = LookupStats(lookups=9, memory_tokens=545, disk_tokens=241, missed_tokens=214)
+    seen = msgspec.structs.replace(snapshot(), lookups=lookups)
+    assert lookups.text == "78.6% of the looked-up tokens found (54.5% in memory, 24.1% on disk)"
+    assert f"; {lookups.text}; " in one_line(seen)
+    memory_only = msgspec.structs.replace(lookups, disk_tokens=0)
+    assert memory_only.text == "71.8% of the looked-up tokens found"
+
+
+def test_the_header_says_what_hits_and_ratios_count(daemon: RunningDaemon) -> None:
+    shown = " ".join(daemon.pagetier("stats").output.split())
+    assert "Hits and misses of memory are pages at the first match of each request" in shown
+    assert re.search(r"\d+ requests?: (no lookups|[\d.]+% of the looked-up tokens found)", shown), shown
+
+
+def test_a_device_that_is_down_is_in_the_short_line() -> None:
+    devices = tuple(DeviceReport(folder=f"/d{at}", standing=standing) for at, standing in enumerate(_STANDINGS))
+    seen = msgspec.structs.replace(snapshot(), disk=summed(devices, "evict", None))
+    assert "disk 1 of 1 page, 1 B of 1 B (/d1: down)" in one_line(seen)
+    down = msgspec.structs.replace(seen, disk=DiskReport(standing=Standing.DOWN, trouble="no worker"))
+    assert "; disk is down (no worker); " in one_line(down)
 
 
 def test_what_the_disk_could_not_write_is_not_what_the_budget_did_not_allow() -> None:
