@@ -43,7 +43,7 @@ class FleetHealth:
             "the fleet takes pages again",
             events=_WRITE_EVENTS,
         )
-        self._given_up = 0
+        self._given_up, self._down = 0, ""
         self._throttle = LogThrottle(log, most=1)
 
     def judge(self, call: Call, trouble: str) -> None:
@@ -59,10 +59,17 @@ class FleetHealth:
 
     def answers(self) -> None:
         """Takes note of the answer to a probe, or of a worker that has opened the fleet."""
+        self._down = ""
         was_open = self.reads.is_open
         self.reads.probe_answered()
         if was_open:
             self._report(self.reads, "")
+
+    def report_down(self, why: str) -> None:
+        """Logs why no worker has the fleet open, once for each reason: further workers fail for the same one."""
+        if why != self._down:
+            self._down = why
+            log.warning("no fleet: %s; serving from this host only", why, extra=event("fleet_down"))
 
     def report_given_up(self, pages: int, why: str) -> None:
         """Logs that pages have left memory unwritten, at most once a minute. `pages` counts them from the start on."""

@@ -226,12 +226,12 @@ class FleetTier:
         self._reads.lost(FLEET)
         self._note(standing="down", trouble=why)
         if not self._supervisor.leaving:
-            log.warning("no fleet: %s; serving from this host only", why, extra=event("fleet_down"))
+            self._health.report_down(why)
 
     def failed(self, why: str) -> None:
         """Implements WorkerHandler.failed()."""
         self._note(standing="down", trouble=why)
-        log.warning("no fleet: %s; serving from this host only", why, extra=event("fleet_down"))
+        self._health.report_down(why)
 
     def _open(self, state: FleetState) -> None:
         self._is_open = True

@@ -86,3 +86,19 @@ async def test_a_worker_that_loses_a_command_is_replaced(segments: Segments, mon
     assert not fleet.replaced
     await fleet.lives(1.0)
     assert set(fleet.replaced) == {"did not answer a command for 1 page within 22 s"}
+
+
+async def test_why_there_is_no_fleet_is_logged_once_until_it_opens(
+    segments: Segments, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = Fleet(segments, monkeypatch)
+    why = "remote.key_file needs cryptography: pip install 'pagetier[fleet-key]'"
+    for reason in (why, why, "another reason", "another reason"):
+        fleet.tier.ended(0, reason)
+        fleet.tier.failed(reason)
+    fleet.tier.started(0, fleet.send)
+    fleet.tier.hear(FleetOpened(STATE))
+    fleet.tier.ended(0, why)
+    lines = [record.message for record in caplog.records if "no fleet" in record.message]
+    assert lines == [f"no fleet: {reason}; serving from this host only" for reason in (why, "another reason", why)]
+    assert fleet.tier.report.trouble == why
