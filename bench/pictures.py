@@ -38,7 +38,7 @@ DOCS: Final = Path(__file__).parents[1] / "docs"
 SHOWN_AS: Final = Path("/run/pagetier/pagetier.sock")
 HOST, PAGE, DATA = "gpu-host-1", "http://127.0.0.1:9470/", "/srv/pagetier"
 TOKEN: Final = "the-token-of-the-pictures"
-SECONDS, LINES, COLORS = 880.0, 24, 64
+SECONDS, LINES, COLORS = 880.0, 24, 32
 REPLAY: Final = ("--clients", "2", "--page-bytes", "32768", "--pace", "10")
 RENAME: Final = """(names) => {
   const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
