@@ -11,7 +11,7 @@ from vllm.engine import arg_utils
 from vllm.engine.arg_utils import EngineArgs
 
 import tiny_model
-from one_host import MODELS
+from one_host import MODELS, REPORTS_FAILURES
 from pagetier.client.engines.vllm import plugin
 from pagetier.client.engines.vllm.settings import ConnectorSettings
 
@@ -76,6 +76,14 @@ def test_a_flag_that_excludes_it_is_named(flags: dict[str, Any], named: str, lin
     assert getattr(found, "kv_connector", None) == getattr(plain, "kv_connector", None)
     (line,) = warnings(lines)
     assert line.startswith(f"PAGETIER=1 has no effect: {named}")
+
+
+@pytest.mark.skipif(not REPORTS_FAILURES, reason="tested from 0.30 on")
+def test_a_draft_model_that_is_not_supported_is_named(lines: pytest.LogCaptureFixture) -> None:
+    drafts = {"method": "custom_class", "model": "engine_commands.NoDrafts", "num_speculative_tokens": 2}
+    assert configured(arguments(speculative_config=drafts)).kv_transfer_config is None
+    (line,) = warnings(lines)
+    assert line.startswith("PAGETIER=1 has no effect: ") and "--speculative-config" in line
 
 
 def test_the_allocator_excludes_it(monkeypatch: pytest.MonkeyPatch, lines: pytest.LogCaptureFixture) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from pagetier.client.engines.switch import log_no_effect, settings_of, switched_on
 from pagetier.client.engines.unsupported import UnsupportedError, reported_as_unsupported
+from pagetier.client.engines.vllm.draft_model import draft_model_of
 from pagetier.client.engines.vllm.settings import ConnectorSettings, read_settings
 
 log = logging.getLogger("vllm.pagetier")
@@ -120,15 +121,21 @@ def excluding_flag(args: Any, settings: ConnectorSettings) -> str:
 
 def require_cacheable(config: Any) -> None:
     """Raises UnsupportedError if pagetier caches nothing with this VllmConfig, or vLLM would not start with it."""
-    model = config.model_config
-    if model.runner_type == "pooling":
-        raise UnsupportedError("the model is a pooling model (--runner pooling)")
-    if model.is_encoder_decoder:
-        raise UnsupportedError("the model has an encoder and a decoder, for which vLLM has no connectors")
-    if not config.cache_config.enable_prefix_caching and not _caches_always(config):
-        raise UnsupportedError("vLLM has switched its prefix caching off (--no-enable-prefix-caching)")
-    if getattr(getattr(config, "attention_config", None), "hisparse_config", None) is not None:
-        raise UnsupportedError("--attention-config has hisparse_config, which keeps pages on the host itself")
+    model, attention = config.model_config, getattr(config, "attention_config", None)
+    reasons = {
+        "the model is a pooling model (--runner pooling)": model.runner_type == "pooling",
+        "the model has an encoder and a decoder, for which vLLM has no connectors": model.is_encoder_decoder,
+        "DeepSeek V4 keeps one state for several tokens": any(
+            name.startswith("DeepseekV4") for name in model.architectures
+        ),
+        "vLLM has switched its prefix caching off (--no-enable-prefix-caching)": (
+            not config.cache_config.enable_prefix_caching and not _caches_always(config)
+        ),
+        "--attention-config has hisparse_config": getattr(attention, "hisparse_config", None) is not None,
+    }
+    if reason := next((reason for reason, excludes in reasons.items() if excludes), ""):
+        raise UnsupportedError(reason)
+    draft_model_of(config)
 
 
 def _caches_always(config: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from pagetier.client.engines.vllm.group_kinds import has_every_state, kind_of
 from pagetier.client.engines.vllm.kv_tensors import paged_cache
 from pagetier.client.engines.vllm.lora import private_name
 from pagetier.client.engines.vllm.namespace import PageShape, backends_of, namespace_of, with_adapter
+from pagetier.client.engines.vllm.plugin import require_cacheable
 from pagetier.client.engines.vllm.rank_share import ContextShare, check_prefill, kind_in, ranks_of, share_of
 from pagetier.client.engines.vllm.request_state import LoadedTokens
 from pagetier.client.engines.vllm.settings import ConnectorSettings, Directions, directions_of, read_settings
@@ -94,6 +96,33 @@ def test_the_failure_policy_becomes_recompute(given: str) -> None:
     transfer = SimpleNamespace(kv_load_failure_policy=given)
     recompute_failed_loads(transfer)
     assert transfer.kv_load_failure_policy == "recompute"
+
+
+@pytest.mark.parametrize(
+    ("model", "other", "reason"),
+    [
+        ({}, {}, ""),
+        ({"runner_type": "pooling"}, {}, "pooling model"),
+        ({"is_encoder_decoder": True}, {}, "an encoder and a decoder"),
+        ({"architectures": ["DeepseekV4ForCausalLM"]}, {}, "DeepSeek V4"),
+        ({}, {"cache_config": SimpleNamespace(enable_prefix_caching=False)}, "prefix caching off"),
+        ({}, {"attention_config": SimpleNamespace(hisparse_config=object())}, "hisparse_config"),
+        ({}, {"speculative_config": SimpleNamespace(method="custom_class")}, "--speculative-config"),
+    ],
+)
+def test_what_excludes_the_connector_in_vllms_configuration_is_named(
+    model: dict[str, Any], other: dict[str, Any], reason: str
+) -> None:
+    plain = {"runner_type": "generate", "is_encoder_decoder": False, "architectures": ["LlamaForCausalLM"]}
+    settings: dict[str, Any] = {
+        "model_config": SimpleNamespace(**(plain | model)),
+        "cache_config": SimpleNamespace(enable_prefix_caching=True),
+        "kv_transfer_config": SimpleNamespace(kv_connector_extra_config={}),
+        "speculative_config": None,
+    }
+    config = SimpleNamespace(**(settings | other))
+    with pytest.raises(UnsupportedError, match=reason) if reason else nullcontext():
+        require_cacheable(config)
 
 
 def test_old_versions_do_not_support_several_groups() -> None:
