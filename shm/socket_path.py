@@ -34,6 +34,12 @@ def default_socket(environ: Mapping[str, str] | None = None, run: Path = Path("/
     return Path(named) if named else DefaultSocket(_folder(environ, run) / SOCKET_NAME)
 
 
+def closed_folder(path: Path) -> Path | None:
+    """Returns the first folder above a path that this user may not enter; None if there is none."""
+    folders = (folder for folder in reversed(path.parents) if os.path.isdir(folder))  # noqa: PTH112  never raises
+    return next((folder for folder in folders if not os.access(folder, os.X_OK)), None)
+
+
 def _folder(environ: Mapping[str, str], run: Path) -> Path:
     system = run / "pagetier"
     if _usable(system):

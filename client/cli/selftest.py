@@ -21,7 +21,7 @@ from pagetier.shm.clock import Deadline
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import BUILD, Flushed, Forget, Observe
-from pagetier.shm.socket_path import default_socket
+from pagetier.shm.socket_path import closed_folder, default_socket
 from pagetier.shm.timed_get import get_in_time
 from pagetier.shm.units import format_size
 
@@ -71,8 +71,10 @@ def _run(step: Callable[[], str]) -> None:
     click.echo(f"ok      {step.__name__:<7}{(time.perf_counter() - began) * 1e3:8.2f} ms  {result}")
 
 
-def _remedy(detail: str) -> str:
+def _remedy(detail: str, socket: Path) -> str:
     """Returns what to do about a failed attachment; "" if the daemon has said it."""
+    if "Permission denied" in detail and (closed := closed_folder(socket)):
+        return f": this user may not enter {closed}: run this command as root or as the daemon's own user"
     if "Permission denied" in detail:
         return f": this user may not open the daemon's socket; {_TO_ALLOW}"
     return "" if "access." in detail else ": run `pagetier doctor`"
@@ -98,7 +100,7 @@ class SelfTest:
         except Empty:
             raise StepError(f"the daemon on {self._socket} does not answer: run `pagetier doctor`") from None
         if link.state is not LinkState.ATTACHED:
-            raise StepError(f"{link.detail}{_remedy(link.detail)}")
+            raise StepError(f"{link.detail}{_remedy(link.detail, self._socket)}")
         return f"to the daemon on {self._socket}"
 
     def store(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ from pagetier.shm.daemon_link import Link, LinkError, RefusedError
 from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import BUILD, Answer, Observe, Refusal, Request
 from pagetier.shm.segment_files import observe_and_close
-from pagetier.shm.socket_path import default_socket
+from pagetier.shm.socket_path import closed_folder, default_socket
 from pagetier.shm.units import parse_duration
 
 _GREETING_S = 5.0
@@ -129,12 +128,6 @@ def _why_none(path: Path, error: LinkError, needs: Rights) -> str:
         return f"{path} is not a socket: name the socket of pagetierd with --socket"
     ended = f": the daemon of {path} has ended" if path.exists() else f": {error}"
     return f"no daemon{ended}; start pagetierd, or name its socket with --socket"
-
-
-def closed_folder(path: Path) -> Path | None:
-    """Returns the first folder above a path that this user may not enter; None if there is none."""
-    folders = (folder for folder in reversed(path.parents) if os.path.isdir(folder))  # noqa: PTH112  never raises
-    return next((folder for folder in folders if not os.access(folder, os.X_OK)), None)
 
 
 def _unreachable(path: Path, why: str) -> Unreachable:

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from pagetier.daemon.cli.daemon_connection import Daemon, Refused, closed_folder
+from pagetier.daemon.cli.daemon_connection import Daemon, Refused
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
 from pagetier.daemon.config.fields import replaced
 from pagetier.daemon.config.schema import AccessOptions, Config
@@ -20,6 +20,7 @@ from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import Check, Findings
 from pagetier.shm.segment_files import FoundSegments, survey, user_name
+from pagetier.shm.socket_path import closed_folder
 from pagetier.shm.units import counted, format_size
 
 

@@ -41,10 +41,10 @@ _ALL_COMMANDS = (
 )
 
 
-def output_without_rights(daemon: RunningDaemon, *command: str) -> str:
+def output_without_rights(daemon: RunningDaemon, *command: str, socket: Path | None = None) -> str:
     """Returns what a command of a user without rights prints."""
     Path(daemon.folder.name).chmod(0o755)
-    words = [command[0], "--socket", str(daemon.socket), *command[1:]]
+    words = [command[0], "--socket", str(socket or daemon.socket), *command[1:]]
     code = "sys.argv[0] = 'pagetier'\ntry: main()\nexcept SystemExit: pass"
     return output_as(NOBODY, _ALL_COMMANDS, code, *words)[1]
 
@@ -134,6 +134,10 @@ def test_the_selftest_of_a_user_without_rights_says_what_grants_them(daemon: Run
     refused = output_without_rights(daemon, "selftest")
     assert "this user may not open the daemon's socket; to allow it, list the user in access.users" in refused
     assert 'access.socket_mode = "0666"' in refused and "doctor" not in refused
+    closed = Path(daemon.folder.name) / "closed"
+    closed.mkdir(mode=0o700)
+    inside = output_without_rights(daemon, "selftest", socket=closed / "pagetier.sock")
+    assert f"this user may not enter {closed}: run this command as root" in inside and "socket_mode" not in inside
     daemon.socket.chmod(0o666)
     unlisted = output_without_rights(daemon, "selftest")
     assert "user 65534 may not attach: access.users does not list it" in unlisted and "doctor" not in unlisted
