@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from pagetier.daemon.config.capacity import disk_capacity_text
+from pagetier.daemon.config.disk_capacity import disk_capacity_text
 from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.config.loader import ConfigError
 from pagetier.daemon.config.schema import Config

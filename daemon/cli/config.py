@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option
-from pagetier.daemon.config.capacity import capacity_notes
+from pagetier.daemon.config.disk_capacity import capacity_notes
 from pagetier.daemon.config.loader import with_changes
 from pagetier.daemon.config.schema import Config
 from pagetier.shm.protocol import Describe, Description

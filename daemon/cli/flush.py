@@ -13,7 +13,7 @@ import msgspec
 
 from pagetier.daemon.cli.confirmation import confirm
 from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option
-from pagetier.daemon.cli.pages import keys_file_option, keys_in
+from pagetier.daemon.cli.page_arguments import keys_file_option, keys_in
 from pagetier.daemon.common.namespaces import means
 from pagetier.daemon.common.progress import Progress, progress_for_people
 from pagetier.daemon.host.peer_credentials import Rights

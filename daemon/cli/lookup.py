@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from pagetier.daemon.cli.daemon_connection import daemon_at, socket_option
-from pagetier.daemon.cli.pages import named_pages, pages_options
+from pagetier.daemon.cli.page_arguments import named_pages, pages_options
 from pagetier.daemon.stats.page_lookup import look_up, lookup_note
 from pagetier.shm.units import counted
 

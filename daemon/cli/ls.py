@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from pagetier.daemon.cli.daemon_connection import daemon_at, socket_option
-from pagetier.daemon.cli.pages import named_space
+from pagetier.daemon.cli.page_arguments import named_space
 from pagetier.shm import clock
 from pagetier.shm._core import Observer
 from pagetier.shm.units import format_size, spell_duration

@@ -12,7 +12,7 @@ import msgspec
 
 from pagetier.daemon.cli.config import config_of
 from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option
-from pagetier.daemon.cli.pages import BATCH_BYTES, keys_file_option, keys_in
+from pagetier.daemon.cli.page_arguments import BATCH_BYTES, keys_file_option, keys_in
 from pagetier.daemon.common.namespaces import means
 from pagetier.daemon.host.peer_credentials import Rights
 from pagetier.daemon.stats.snapshot_reader import take_snapshot

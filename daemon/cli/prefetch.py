@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option, timeout_option
-from pagetier.daemon.cli.pages import BATCH_BYTES, named_pages, pages_options
+from pagetier.daemon.cli.page_arguments import BATCH_BYTES, named_pages, pages_options
 from pagetier.daemon.host.peer_credentials import Rights
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import PREFETCH, Fetch, Fetched, FetchOutcome

@@ -13,7 +13,7 @@ import click
 from pagetier.daemon.cli.config import config_of
 from pagetier.daemon.cli.confirmation import confirm
 from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option
-from pagetier.daemon.config.capacity import frames_of_disk
+from pagetier.daemon.config.disk_capacity import frames_of_disk
 from pagetier.daemon.config.fields import fields
 from pagetier.daemon.config.live_settings import Changes, LiveSettings
 from pagetier.daemon.config.loader import ConfigError, with_changes

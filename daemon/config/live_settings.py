@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from pagetier.daemon.config.capacity import capacity_notes
+from pagetier.daemon.config.disk_capacity import capacity_notes
 from pagetier.daemon.config.fields import Field, fields, replaced, value_of
 from pagetier.daemon.config.loader import ConfigError, with_changes
 from pagetier.daemon.config.schema import Config

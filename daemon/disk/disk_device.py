@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from pagetier.daemon.common import loop_clock
-from pagetier.daemon.config.capacity import frames_of_device
+from pagetier.daemon.config.disk_capacity import frames_of_device
 from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.disk.commands_in_flight import STALLED_S, CommandsInFlight
 from pagetier.daemon.disk.device_health import DeviceHealth

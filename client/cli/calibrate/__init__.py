@@ -44,6 +44,6 @@ def calibrate(**options: Any) -> None:
     """
     if options["dry_run"] and options["write"] is not None:
         raise click.UsageError("--dry-run and --write exclude each other")
-    from pagetier.client.cli.calibrate.run import CalibrateArguments, main
+    from pagetier.client.cli.calibrate.calibration import CalibrateArguments, main
 
     raise SystemExit(main(CalibrateArguments(**options)))

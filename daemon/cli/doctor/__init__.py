@@ -13,6 +13,7 @@ import click
 
 from pagetier.daemon.cli.config import config_of
 from pagetier.daemon.cli.daemon_connection import Refused, Unreachable, daemon_at
+from pagetier.daemon.cli.doctor.bug_report import write_report
 from pagetier.daemon.cli.doctor.daemon_checks import (
     check_charge,
     check_daemon,
@@ -30,7 +31,6 @@ from pagetier.daemon.cli.doctor.host_checks import (
     check_shared_memory,
     check_users,
 )
-from pagetier.daemon.cli.doctor.report import write_report
 from pagetier.daemon.cli.doctor.result import Level, Result, ok, problem
 from pagetier.daemon.config.cli_options import NonEmptyPath
 from pagetier.daemon.config.loader import FILE_VARIABLE, ConfigError, load

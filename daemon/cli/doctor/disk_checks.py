@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
 from pagetier.daemon.cli.tables import synced
-from pagetier.daemon.config.capacity import device_capacity_text
+from pagetier.daemon.config.disk_capacity import device_capacity_text
 from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.config_check import existing_folder, folder_flaw

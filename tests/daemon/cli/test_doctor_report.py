@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pagetier.daemon.cli import main
-from pagetier.daemon.cli.doctor.report import without_secrets
+from pagetier.daemon.cli.doctor.bug_report import without_secrets
 from pagetier.shm.exit_codes import Exit
 from running_daemon import RunningDaemon, namespace
 
