@@ -138,10 +138,10 @@ class FleetTier:
         ask = self.questions.ask if self._asks else self.questions.refuse
         ask(request, answer)
 
-    def note_stored(self, request: bytes | Reserve, response: bytes | Reserved, nbytes: int) -> None:
+    def note_stored(self, request: Reserve, answer: Reserved, nbytes: int) -> None:
         """Queues what a reservation granted to be written. See WriteThrough.note()."""
         if self.writes.enabled:
-            self.writes.note(request, response, nbytes)
+            self.writes.note(request, answer, nbytes)
 
     def tidy(self) -> None:
         """Sends what is due, watches the worker and publishes the status. Called a few times a second."""

@@ -9,7 +9,6 @@ import msgspec
 
 from pagetier.daemon.common.namespaces import printable
 from pagetier.shm._core import KEY_BYTES, ReserveOutcome
-from pagetier.shm.message_codec import LENGTH, read_answer, read_request
 from pagetier.shm.protocol import Reserve, Reserved, Space
 
 
@@ -32,11 +31,8 @@ class Page(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-def granted_pages(request: bytes | Reserve, response: bytes | Reserved) -> Iterator[Page]:
+def granted_pages(asked: Reserve, answer: Reserved) -> Iterator[Page]:
     """Yields the pages that were granted to the writer of part 0, in their order: ranks do not count twice."""
-    asked = read_request(request[LENGTH.size :]) if isinstance(request, bytes) else request
-    answer = read_answer(response[LENGTH.size :]) if isinstance(response, bytes) else response
-    assert isinstance(asked, Reserve) and isinstance(answer, Reserved)
     if asked.part:
         return
     space = msgspec.structs.replace(asked.space, name=printable(asked.space.name))

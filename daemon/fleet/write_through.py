@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -30,11 +30,16 @@ _WHOLE: Final = 1 << 62
 
 
 class _GrantedPages(msgspec.Struct, frozen=True, eq=False):
-    """Pages to write from `due` on. They are read from the messages of their reservation only then."""
+    """Pages to write from `due` on, in the messages of their reservation."""
 
     due: float
     nbytes: int
-    pages: Callable[[], Iterator[Page]]
+    request: Reserve
+    answer: Reserved
+
+    def pages(self) -> Iterator[Page]:
+        """Yields the pages."""
+        return granted_pages(self.request, self.answer)
 
 
 class WriteCounts(msgspec.Struct):
@@ -115,20 +120,18 @@ class WriteThrough:
         self.queued_bytes = 0
         self.counts.waiting = sum(bool(page.why) for pages, _ in self._writing.values() for page in pages)
 
-    def note(self, request: bytes | Reserve, response: bytes | Reserved, nbytes: int) -> None:
+    def note(self, request: Reserve, answer: Reserved, nbytes: int) -> None:
         """Queues what a reservation granted, as far as it fits.
 
         Args:
-            request: The request, or its message with the length.
-            response: The response to it, or its message.
+            request: The request.
+            answer: The answer to it.
             nbytes: The bytes of the pages of the request.
         """
         room = max(_LEAST_QUEUE, int(_QUEUE_S * self._speed)) - self.queued_bytes
         taken = min(nbytes, max(0, room))
         self.queued_bytes += taken
-        self._granted.append(
-            _GrantedPages(loop_clock.now() + _SETTLING_S, taken, lambda: granted_pages(request, response))
-        )
+        self._granted.append(_GrantedPages(loop_clock.now() + _SETTLING_S, taken, request, answer))
 
     @property
     def is_due(self) -> bool:

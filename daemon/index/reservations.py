@@ -98,12 +98,13 @@ class Reservations:
             return False
         response, pages, granted, refused, page_bytes = served
         point("service.reserved")
+        decoded = self._with_reason(received[:nbytes], response) if refused else None
         # The engine copies from here on, so nothing that follows delays its store.
-        send(self._with_reason(response, bytes(received[:nbytes])) if refused else response)
+        send(pack(decoded[1]) if decoded else response)
         self._store_quota.add(slot, pages, page_bytes)
         disk.write_behind.stores.add(granted, pages, page_bytes)
         if granted and self._parts.fleet.writes.enabled:
-            self._parts.fleet.note_stored(bytes(received[:nbytes]), response, page_bytes)
+            self._parts.fleet.note_stored(*(decoded or _decode(received[:nbytes], response)), page_bytes)
         self._make_room()
         self.seconds.add(self._loop.time() - began)
         return True
@@ -174,14 +175,13 @@ class Reservations:
             reply(self.reserve(slot, request))
             self.seconds.add(self._loop.time() - began)
 
-    def _with_reason(self, response: bytes, message: bytes) -> bytes:
-        """Returns a response to this message with the reason why pages were refused."""
-        answer, request = read_answer(response[LENGTH.size :]), read_request(message[LENGTH.size :])
-        assert isinstance(answer, Reserved) and isinstance(request, Reserve)
+    def _with_reason(self, message: memoryview, response: bytes) -> tuple[Reserve, Reserved]:
+        """Returns the request in a message, and its answer with the reason why pages were refused."""
+        request, answer = _decode(message, response)
         if ReserveOutcome.REFUSED_FULL in answer.outcomes:
             self._pin_quota.full()
         why = self._why_refused(answer.outcomes, request.sizes)
-        return pack(msgspec.structs.replace(answer, reason=why))
+        return request, msgspec.structs.replace(answer, reason=why)
 
     def _why_refused(self, outcomes: bytes, sizes: bytes) -> str:
         """Returns why pages of the store that was just handled were refused, "" if none was.
@@ -206,6 +206,12 @@ class Reservations:
         self._parts.evictor.maybe_evict()
         self._parts.disk.write_behind.write_due()
         point("service.checked")
+
+
+def _decode(message: memoryview, response: bytes) -> tuple[Reserve, Reserved]:
+    request, answer = read_request(bytes(message[LENGTH.size :])), read_answer(response[LENGTH.size :])
+    assert isinstance(request, Reserve) and isinstance(answer, Reserved)
+    return request, answer
 
 
 def _refused(request: Reserve, reason: str) -> Reserved:

@@ -8,7 +8,6 @@ import pytest
 
 from pagetier.daemon.fleet.write_through import WriteThrough
 from pagetier.shm._core import ReserveOutcome
-from pagetier.shm.message_codec import pack
 from pagetier.shm.protocol import ProtocolError, Reserve, Reserved, Space
 from pagetier.tiers.worker_protocol import Command, Stored, Write, Wrote
 from virtual_time_loop import OwnTimeLoop
@@ -37,7 +36,7 @@ class Queue:
         request = Reserve(1, SPACE, part, 2, keys, struct.pack(f"<{count}Q", *[size] * count))
         entries, serials = struct.pack(f"<{count}I", *range(count)), struct.pack(f"<{count}Q", *range(count))
         response = Reserved(1, bytes(outcomes or [GRANTED] * count), entries, serials)
-        self.writes.note(pack(request), pack(response), size * count)
+        self.writes.note(request, response, size * count)
 
     def after(self, seconds: float) -> list[str]:
         """Returns the names of the pages that are written after so many seconds."""
