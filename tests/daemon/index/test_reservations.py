@@ -9,6 +9,7 @@ import socket
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,7 @@ from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.log_throttle import LogThrottle
 from pagetier.daemon.common.namespaces import printable
 from pagetier.daemon.config.schema import AccessOptions, Config
+from pagetier.daemon.index import reservations
 from pagetier.daemon.index.prompts import reserve_prompts, wrong_request
 from pagetier.daemon.index.quotas import NO_LIMIT
 from pagetier.daemon.index.reservations import Reservations
@@ -31,7 +33,7 @@ from pagetier.daemon.server.limits import ConnectionLimits
 from pagetier.daemon.server.server_state import ServerState
 from pagetier.daemon.status.publisher import StatusPublisher
 from pagetier.shm._core import KEY_BYTES, ReserveOutcome
-from pagetier.shm.message_codec import LENGTH, pack, read_answer
+from pagetier.shm.message_codec import LENGTH, pack, read_answer, read_request
 from pagetier.shm.protocol import BUILD, Attach, Describe, Description, Prompt, Reserve, Reserved, Space
 from pagetier.shm.segments import Segments
 
@@ -215,3 +217,27 @@ async def responses_before_a_pause(segments: Segments) -> int:
 def test_a_peer_that_reads_no_response_is_not_read_either(segments: Segments, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Reservations, "ask", None)
     assert 1 < asyncio.run(responses_before_a_pause(segments)) < 1 << 16
+
+
+async def decodings(segments: Segments, monkeypatch: pytest.MonkeyPatch, *sizes: int) -> tuple[int, int]:
+    """Returns how often a store with a fleet is decoded, and the bytes that are queued for the fleet."""
+    service = Service(segments, Config(), StatusPublisher(segments.owner), asyncio.get_running_loop())
+    service.open_to_engines()
+    slot = segments.owner.attach(os.getpid(), 0, 0, 1, "engine")
+    decoder = Mock(wraps=read_request)
+    monkeypatch.setattr(reservations, "read_request", decoder)
+    service.fleet.writes.enabled = True
+    message, sent = pack(request(sizes)), list[bytes]()
+    given = memoryview(message + b"of another message")
+    assert service.reservations.serve_message(slot, service.ends(slot), given, len(message), sent.append)
+    answer = read_answer(sent[0][LENGTH.size :])
+    assert isinstance(answer, Reserved) and bool(answer.reason) == (sum(sizes) > 64 * FRAME)
+    service.close()
+    return decoder.call_count, service.fleet.writes.queued_bytes
+
+
+@pytest.mark.parametrize("sizes", [(FRAME, FRAME), (32 * FRAME, 33 * FRAME)])
+def test_a_store_is_decoded_once_for_reason_and_fleet(
+    segments: Segments, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]
+) -> None:
+    assert asyncio.run(decodings(segments, monkeypatch, *sizes)) == (1, sum(sizes))
