@@ -111,7 +111,7 @@ class WriteResult(IntEnum):
     AGAIN = ...
 
 class TierFlag(IntFlag):
-    """The tiers of a flush."""
+    """The tiers of a page or of a flush."""
 
     MEMORY = ...
     DISK = ...
@@ -1041,7 +1041,9 @@ class Owner:
     def sizes(self, entries: Array, /) -> bytes:
         """Returns the bytes of each page (u64); 0 for an entry that does not exist."""
     def reservations(self, entries: Array, /) -> bytes:
-        """Returns the run (u32) with which each page was granted; 0 if unknown."""
+        """Returns the number (u32) of the reservation that granted each page; 0 if unknown."""
+    def tiers(self, entries: Array, /) -> bytes:
+        """Returns the tiers (u8, flags of TierFlag) that have each page; 0 for an entry that does not exist."""
     def count_fetched(self, pages: int, bytes: int, missed: int, /) -> None:
         """Counts the results of requests for pages on disk, for the statistics."""
     def publish_status(self, text: bytes, /) -> None:

@@ -26,7 +26,7 @@ import msgspec
 
 from pagetier.daemon.common import loop_clock
 from pagetier.daemon.status.disk_report import BudgetReport
-from pagetier.shm._core import ReserveOutcome
+from pagetier.shm._core import ReserveOutcome, TierFlag
 
 _DAY_S: Final = 86400.0
 _MOST_RESERVATIONS: Final = 1 << 20
@@ -39,9 +39,10 @@ class _Verdict(Enum):
 
 
 class _Granted(msgspec.Struct):
-    """The pages of one reservation, which follow those of the reservation `parent` (0: at the start of a prompt).
+    """The pages of one reservation.
 
     Attributes:
+        parent: The reservation of the page before them; 0 at the start of a prompt, or after a page on disk.
         paid: The bytes that are paid, less those of the pages that were charged since.
     """
 
@@ -57,7 +58,8 @@ class Budget:
     It starts full; 0 a day is no limit.
 
     If the bucket has too few bytes for a reservation and the unpaid ones before it, the reservation and all that follow
-    it are rejected. Reservations that are no longer known, because they are older than this daemon, are not written.
+    it are rejected. A page that is on disk was paid, even if it was read back since. Other pages whose reservation is
+    no longer known, because it is older than this daemon, are not written, and nothing that follows them.
     """
 
     def __init__(self, per_day: int) -> None:
@@ -67,12 +69,13 @@ class Budget:
         self._skipped_bytes = 0
         self._granted: OrderedDict[int, _Granted] = OrderedDict()
 
-    def note(self, outcomes: bytes, reservations: bytes, sizes: bytes) -> None:
+    def note(self, outcomes: bytes, reservations: bytes, tiers: bytes, sizes: bytes) -> None:
         """Records the outcome of a reservation.
 
         Args:
             outcomes: The outcome of each page, the first page of the prompt first.
             reservations: The number of each page's reservation, u32.
+            tiers: The tiers that have each page, u8 (TierFlag).
             sizes: The size of each page, u64.
         """
         granted = [i for i, outcome in enumerate(outcomes) if outcome == ReserveOutcome.GRANTED]
@@ -80,10 +83,11 @@ class Budget:
             return
         numbers, nbytes = array("I", reservations), array("Q", sizes)
         first = granted[0]
-        parent = numbers[first - 1] if first else 0
+        paid = not first or bool(tiers[first - 1] & TierFlag.DISK)
+        parent = 0 if paid else numbers[first - 1]
         # An unknown parent means that the prefix is not on disk: this reservation is never allowed.
         self._granted[numbers[first]] = _Granted(parent, sum(nbytes[i] for i in granted))
-        if first and parent not in self._granted:
+        if not paid and parent not in self._granted:
             self._granted[numbers[first]].verdict = _Verdict.REJECTED
         while len(self._granted) > _MOST_RESERVATIONS:
             self._granted.popitem(last=False)

@@ -134,7 +134,8 @@ class Reservations:
         point("service.reserved")
         self._parts.hints.keep_stored(slot, request, pages)
         if self._parts.disk.budget.per_day:
-            self._parts.disk.budget.note(outcomes, self._owner.reservations(entries), request.sizes)
+            known = self._owner.reservations(entries), self._owner.tiers(entries)
+            self._parts.disk.budget.note(outcomes, *known, request.sizes)
         self._parts.disk.write_behind.stores.note(outcomes, request.sizes[: pages * _SIZE_BYTES])
         granted = Reserved(request.number, outcomes, entries, serials)
         self._parts.fleet.note_stored(request, granted, sum(array("Q", request.sizes)))

@@ -214,6 +214,23 @@ static PyObject *owner_reservations(Owner *self, PyObject *args)
     return numbers;
 }
 
+/* tiers(entries) -> u8 each: the tiers that have a page, as flags; 0 for an entry that does not exist. */
+static PyObject *owner_tiers(Owner *self, PyObject *args)
+{
+    PyObject *given;
+    array entries;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "O", &given) || !array_open(given, 4, "entries", &entries))
+        return NULL;
+    PyObject *tiers = PyBytes_FromStringAndSize(NULL, entries.count);
+    for (Py_ssize_t i = 0; tiers && i < entries.count; i++) {
+        uint32_t entry = ((uint32_t *)entries.view.buf)[i];
+        bool exists = entry < self->shared.view.entry_count;
+        PyBytes_AsString(tiers)[i] = (char)(exists ? pt_tiers(&self->shared.view.entries[entry]) : 0);
+    }
+    PyBuffer_Release(&entries.view);
+    return tiers;
+}
+
 /* count_fetched(pages, bytes, missed): counts the results of requests for pages on disk. */
 static PyObject *owner_count_fetched(Owner *self, PyObject *args)
 {

@@ -74,6 +74,7 @@ static PyMethodDef owner_methods[] = {
     {"devices", (PyCFunction)owner_devices, METH_VARARGS, NULL},
     {"sizes", (PyCFunction)owner_sizes, METH_VARARGS, NULL},
     {"reservations", (PyCFunction)owner_reservations, METH_VARARGS, NULL},
+    {"tiers", (PyCFunction)owner_tiers, METH_VARARGS, NULL},
     {"count_fetched", (PyCFunction)owner_count_fetched, METH_VARARGS, NULL},
     {"publish_status", (PyCFunction)owner_publish_status, METH_VARARGS, NULL},
     {"close", (PyCFunction)owner_close, METH_NOARGS, NULL},

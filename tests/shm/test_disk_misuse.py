@@ -60,6 +60,7 @@ def test_no_call_works_before_the_adoption(place: Place) -> None:
         lambda: owner.fetch(b"", 1, b"", b""),
         lambda: owner.sizes(b""),
         lambda: owner.reservations(b""),
+        lambda: owner.tiers(b""),
         lambda: owner.count_fetched(0, 0, 0),
         lambda: owner.publish_status(b""),
     ]

@@ -195,9 +195,9 @@ def test_the_tier_publishes_its_status(disk: Place) -> None:
 
 
 def test_entries_out_of_range_are_ignored(disk: Place) -> None:
-    assert disk.owner.sizes(u32(12, 0xFFFFFFFF)) == bytes(16) and disk.owner.reservations(u32(12, 0xFFFFFFFF)) == bytes(
-        8
-    )
+    beyond = u32(12, 0xFFFFFFFF)
+    assert disk.owner.sizes(beyond) == bytes(16) and disk.owner.reservations(beyond) == bytes(8)
+    assert disk.owner.tiers(beyond) == bytes(2)
     assert disk.session.frames(12) == disk.session.frames(0xFFFFFFFF) == b""
     disk.owner.count_fetched(1, 2, 3)
     header = disk.owner.header()

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagetier.daemon.disk.write_budget import Budget
-from pagetier.shm._core import ReserveOutcome
+from pagetier.shm._core import ReserveOutcome, TierFlag
 from virtual_time_loop import OwnTimeLoop
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
@@ -17,9 +17,14 @@ pytestmark = pytest.mark.usefixtures("virtual_time")
 DAY_S = 86_400
 
 
-def note(budget: Budget, outcomes: list[ReserveOutcome], reservations: list[int], size: int = 10) -> None:
+def note(
+    budget: Budget, outcomes: list[ReserveOutcome], reservations: list[int], on_disk: int = 0, size: int = 10
+) -> None:
+    """Notes a prompt of which the first `on_disk` pages are on disk, too."""
     pages = len(outcomes)
-    budget.note(bytes(outcomes), struct.pack(f"<{pages}I", *reservations), struct.pack(f"<{pages}Q", *[size] * pages))
+    tiers = bytes([TierFlag.BOTH] * on_disk + [TierFlag.MEMORY] * (pages - on_disk))
+    numbers, sizes = struct.pack(f"<{pages}I", *reservations), struct.pack(f"<{pages}Q", *[size] * pages)
+    budget.note(bytes(outcomes), numbers, tiers, sizes)
 
 
 def left(budget: Budget) -> int:
@@ -83,6 +88,23 @@ def test_unknown_runs_are_not_written() -> None:
     assert not budget.charge(1, 10)
     note(budget, [ReserveOutcome.PRESENT, ReserveOutcome.GRANTED], [0, 2])
     assert not budget.charge(2, 10), "its prefix was stored before this daemon started"
+
+
+def test_what_follows_a_page_on_disk_is_written() -> None:
+    """A page that was read back, or that this daemon found on disk, has no known reservation."""
+    budget = Budget(100)
+    note(budget, [ReserveOutcome.PRESENT, ReserveOutcome.PRESENT, ReserveOutcome.GRANTED], [0, 0, 1], on_disk=2)
+    assert budget.charge(1, 10)
+    note(budget, [ReserveOutcome.PRESENT, ReserveOutcome.PRESENT, ReserveOutcome.GRANTED], [0, 0, 2], on_disk=1)
+    assert not budget.charge(2, 10), "the page before it is in memory only"
+
+
+def test_a_page_on_disk_is_not_paid_again() -> None:
+    budget = Budget(100)
+    note(budget, [ReserveOutcome.GRANTED], [1])
+    note(budget, [ReserveOutcome.PRESENT, ReserveOutcome.GRANTED], [1, 2], on_disk=1)
+    assert budget.charge(2, 10)
+    assert left(budget) == 90
 
 
 def test_a_reservation_without_a_grant_changes_nothing() -> None:

@@ -159,6 +159,20 @@ def test_a_budget_is_spent_on_whole_prefixes() -> None:
         assert "raise disk.budget" in daemon.doctor()
 
 
+def test_a_budget_pays_for_what_follows_a_page_that_was_read_back() -> None:
+    flags = ("--disk-write", "through", "--disk-budget", "1GiB")
+    with DiskDaemon(FRAMES, "64MiB", *flags) as daemon, Engine(daemon) as engine:
+        engine.store(range(8))
+        store_and_wait(daemon, engine, range(100, 100 + FRAMES), 0)
+        assert engine.places(range(8)) == {"disk": 8}
+        assert engine.fetch(range(8)) == [FetchOutcome.IN_MEMORY] * 8
+        engine.store(range(16))
+        wait_for_writes(daemon, 0)
+        store_and_wait(daemon, engine, range(200, 200 + FRAMES), 0)
+        assert engine.places(range(16)) == {"disk": 16}
+        assert daemon.snapshot().disk_work.skipped == 0
+
+
 def test_a_page_larger_than_the_disk_stays_in_memory_only() -> None:
     with DiskDaemon(FRAMES, "8MiB", "--disk-write", "through") as daemon, Engine(daemon) as engine:
         engine.store(range(4))
