@@ -7,7 +7,7 @@ READABLE := umask 022 &&
 PIP  := $(READABLE) $(BIN)/pip --quiet --disable-pip-version-check
 # The build uses the venv's own pinned setuptools: an isolated build would fetch the newest version.
 INSTALL := $(PIP) install --no-build-isolation --constraint constraints.txt
-PINS := pyproject.toml constraints.txt setup.py
+PINS := pyproject.toml constraints.txt setup.py src/pagetier/__init__.py
 CORE := shm/_core.abi3.so
 JOBS ?= 4
 # Each process takes a row of tests, so that most modules start their daemon once, and helps the others at the end.

@@ -8,11 +8,10 @@ import click
 def _show(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:  # noqa: FBT001  click calls it so
     if not asked or ctx.resilient_parsing:
         return
-    from importlib.metadata import version
-
+    from pagetier import __version__
     from pagetier.shm.protocol import BUILD
 
-    click.echo(f"{ctx.info_name} {version('pagetier')} ({BUILD.removeprefix('pagetier ')})")
+    click.echo(f"{ctx.info_name} {__version__} ({BUILD.removeprefix('pagetier ')})")
     ctx.exit()
 
 

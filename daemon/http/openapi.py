@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from importlib.metadata import version
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from pagetier import __version__
 from pagetier.daemon.http.bodies import (
     Health,
     HintBody,
@@ -90,7 +90,7 @@ def description() -> bytes:
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
-            "info": {"title": "pagetier", "version": version("pagetier"), "description": _ABOUT},
+            "info": {"title": "pagetier", "version": __version__, "description": _ABOUT},
             "security": [{}, {"token": []}],
             "paths": paths,
             "components": {

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from itertools import groupby
 
 import click
 import msgspec
 
+from pagetier import __version__
 from pagetier.daemon.cli import main as pagetier
 from pagetier.daemon.config.cli_options import options_by_table, table_subject
 from pagetier.daemon.config.fields import Field, fields
@@ -164,7 +164,7 @@ def _names(field: Field) -> str:
 
 def manual() -> dict[str, str]:
     """Returns the text of each manual page by its file name; the same on every host."""
-    release = f"pagetier {version('pagetier')}"
+    release = f"pagetier {__version__}"
     return {
         "pagetier.1": pagetier_page(release),
         "pagetierd.8": pagetierd_page(release),

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from importlib.metadata import version
 
 import msgspec
 from prometheus_client.metrics_core import InfoMetricFamily, Metric
 
+from pagetier import __version__
 from pagetier.daemon.common.histogram import Histogram
 from pagetier.daemon.metrics.disk_families import disk_families
 from pagetier.daemon.metrics.instruments import (
@@ -61,7 +61,7 @@ def space_families(sample: Sample, most: int) -> Iterator[Metric]:
     yield gauges("namespace_bytes", f"Bytes {about}", ["namespace", "tier"], nbytes)
 
 
-_BUILD = {"version": version("pagetier"), "protocol": str(PROTOCOL), "format": str(FORMAT)}
+_BUILD = {"version": __version__, "protocol": str(PROTOCOL), "format": str(FORMAT)}
 _NS = 1_000_000_000
 _FLEET_STANDINGS = ("none", "starting", "open", "down")
 _FLEET_RESULTS = ("found", "absent", "late", "errors", "refused")

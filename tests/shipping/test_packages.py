@@ -54,7 +54,7 @@ def place(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_is_one_for_all_versions_of_python(built: Built) -> None:
-    assert re.fullmatch(r"pagetier-[0-9.]+-cp311-abi3-linux_\w+\.whl", built.wheel.name)
+    assert re.fullmatch(r"pagetier-[0-9.]+(\.dev[0-9]+)?-cp311-abi3-linux_\w+\.whl", built.wheel.name)
     with ZipFile(built.wheel) as wheel:
         names = wheel.namelist()
     assert [name for name in names if name.endswith(".so")] == ["pagetier/shm/_core.abi3.so"]

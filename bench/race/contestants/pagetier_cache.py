@@ -7,12 +7,12 @@ import hashlib
 import shutil
 import tempfile
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
 from daemon_setup import Stage
 from disk_setup import Scene, data_files, until
+from pagetier import __version__
 from pagetier.client import Client, Keys, Namespace
 from race.contestants.cache import OpenEngine, Pages, Sizes, Tokens, files_under
 
@@ -98,7 +98,7 @@ class PagetierCache:
     ) -> None:
         self._sizes, self._options, self._engine = sizes, options, engine
         self._parent = disk_parent
-        self.version = version("pagetier")
+        self.version = __version__
 
     def __enter__(self) -> Self:
         self._folder = Path(tempfile.mkdtemp(prefix="race-pagetier-", dir=self._parent))
