@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -144,7 +145,9 @@ def test_a_daemon_without_stderr_serves_with_its_worker(without: str) -> None:
     daemon = DiskDaemon()
     words = f"--name {daemon.name} --socket {daemon.socket} --arena-size 1MiB --arena-frame-size 64KiB"
     words += f" --disk-path {daemon.disk} --disk-size 64MiB --disk-environments 2"
-    with daemon.folder, subprocess.Popen(command(f"pagetierd {words} {without}")) as process:
+    with daemon.folder, subprocess.Popen(command(f"pagetierd {words} {without}")) as process, ExitStack() as failing:
+        failing.callback(process.kill)
+        daemon.process = process
         assert eventually(daemon.socket.is_socket, 20)
         assert daemon.until(lambda disk: disk.standing is Standing.OPEN)
         with Engine(daemon) as engine:
