@@ -79,10 +79,11 @@ def test_a_verification_ends_with_its_parent(tmp_path: Path) -> None:
     """However long it would take, since its timeout ended with the parent."""
     os.mkfifo(tmp_path / "data.mdb")  # opening it blocks
     wants = spawn(lambda: prove([tmp_path], 600.0))
-    assert eventually(lambda: bool(children_of(wants)), START_S)
-    proof = Process.of(*children_of(wants))
-    assert eventually(lambda: "lmdb.verify" in " ".join(arguments_of(proof.pid)), START_S)
-    kill(wants)
+    with ExitStack() as living:
+        living.callback(kill, wants)
+        assert eventually(lambda: bool(children_of(wants)), START_S)
+        proof = Process.of(*children_of(wants))
+        assert eventually(lambda: "pagetier.tiers.lmdb.proof" in arguments_of(proof.pid), START_S)
     try:
         assert eventually(lambda: not proof.lives(), START_S), "the verification outlived its parent"
     finally:
