@@ -122,7 +122,7 @@ def test_a_page_with_an_invalid_size_is_not_reported(tmp_path: Path, size: int) 
 def test_frames_beyond_the_end_of_the_file_are_not_read(tmp_path: Path) -> None:
     """Dropping such a page would have requested four billion frames from the disk."""
     far = (file_format.FrameExtent(2, (1 << 32) - 1),)
-    assert spoil_headers(left(tmp_path), lambda header: msgspec.structs.replace(header, runs=far)) >= 3
+    assert spoil_headers(left(tmp_path), lambda header: msgspec.structs.replace(header, extents=far)) >= 3
     tier = small_tier(tmp_path, environments=1)
     assert outcome_of(tier, PAGES[0]) is ReadOutcome.DAMAGED
     assert tier.write([PAGES[1].key], []).undropped == ""
