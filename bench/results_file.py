@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -42,11 +43,12 @@ def row_of(result: Result) -> dict[str, Any]:
 
 
 def save(record: dict[str, Any], path: Path) -> None:
-    """Writes a results file, unless nothing was measured here and the file has results of another machine."""
+    """Writes a results file with today's date, unless nothing was measured and it has another machine's results."""
     if not record["measured"] and path.exists() and json.loads(path.read_text())["measured"]:
         return
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    dated = {"date": datetime.datetime.now(datetime.UTC).date().isoformat()} | record
+    path.write_text(json.dumps(dated, indent=1) + "\n")
 
 
 def show(record: dict[str, Any]) -> None:
