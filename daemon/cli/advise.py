@@ -133,7 +133,7 @@ def _sizes(advice: SizeAdvice, prefill_rate: float | None) -> Iterator[tuple[str
     total, columns = advice.total, 5 if prefill_rate else 4
     yield ("A cache of", "", "hit", "tokens/s", "engines")[:columns]
     yield ("", "", "ratio", "saved", "saved")[:columns]
-    yield ("now", format_size(advice.arena_bytes), *_saved(advice, "", total.hit_ratio, prefill_rate))
+    yield ("now", format_size(advice.arena_bytes), *_saved(advice, "measured ", total.hit_ratio, prefill_rate))
     if (disk := advice.present_disk) is not None:
         yield ("  and disk", format_size(disk.bytes), *_saved(advice, "predicted ", disk.hit_ratio, prefill_rate))
     for kind, rows in (("memory", total.memory), ("disk", total.disk)):

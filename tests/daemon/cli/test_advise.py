@@ -95,7 +95,7 @@ def test_a_daemon_that_evicts_by_cadence_predicts_the_least_that_it_finds(tmp_pa
         assert 0 < predicted["0.5x"] < predicted["1x"] <= found / pages + 0.02
         text = daemon.pagetier("advise", "--svg", str(tmp_path / "curve.svg")).stdout
         lines = {" ".join(line.split()[:2]): line for line in text.splitlines()}
-        assert lines["now 16.0"].split()[3] == f"{found / pages:.1%}"
+        assert lines["now 16.0"].split()[3:5] == ["measured", f"{found / pages:.1%}"]
         assert f"at least {predicted['2x']:.1%}" in lines["memory 2x"] and "at least" not in lines["disk 10x"]
         assert "at least LRU" in (tmp_path / "curve.svg").read_text()
         samples = scrape(tmp_path / "metrics.sock")["pagetier_predicted_hit_ratio"].samples
