@@ -65,7 +65,7 @@ _BUILD = {"version": __version__, "protocol": str(PROTOCOL), "format": str(FORMA
 _NS = 1_000_000_000
 _FLEET_STANDINGS = ("none", "starting", "open", "down")
 _FLEET_RESULTS = ("found", "absent", "late", "errors", "refused")
-_FLEET_WAYS = ("read", "unread", "written", "present", "gone", "dropped", "failed", "damaged", "foreign")
+_FLEET_PAGES = ("read", "unread", "written", "present", "gone", "dropped", "failed", "damaged", "foreign")
 
 
 def families(sample: Sample, most_spaces: int) -> Iterator[Metric]:
@@ -226,10 +226,10 @@ def _fleet(fleet: FleetStatus, question_seconds: Histogram) -> Iterator[Metric]:
     yield counters("remote_questions", "Questions to the fleet; of this daemon.", ["result"], results)
     about = "From a question to its answer, without late ones; of this daemon."
     yield histogram("remote_question_latency_seconds", about, question_seconds)
-    pages = {way: getattr(fleet, way) for way in _FLEET_WAYS}
-    yield counters("remote_pages", "Pages by what became of them; of this daemon.", ["way"], pages)
+    pages = {result: getattr(fleet, result) for result in _FLEET_PAGES}
+    yield counters("remote_pages", "Pages by what became of them; of this daemon.", ["result"], pages)
     nbytes = {"read": fleet.read_bytes, "written": fleet.written_bytes, "dropped": fleet.dropped_bytes}
-    yield counters("remote_bytes", "Bytes of pages that were moved or dropped; of this daemon.", ["way"], nbytes)
+    yield counters("remote_bytes", "Bytes of pages that were moved or dropped; of this daemon.", ["result"], nbytes)
     yield gauge("remote_queue_bytes", "Bytes that wait to be written to the fleet.", fleet.queued_bytes)
     yield gauge("remote_lent_bytes", "Bytes of the worker's buffers that are in use.", fleet.lent_bytes)
     yield counter("remote_worker_restarts", "Restarts of the fleet's worker.", fleet.restarts)
