@@ -20,7 +20,8 @@ header { display: flex; flex-wrap: wrap; gap: .25rem 1rem; align-items: baseline
 h1 { font-size: 1.25rem; margin: 0; overflow-wrap: anywhere; }
 h2 { font-size: 1rem; margin: 0 0 .5rem; }
 main { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); }
-section { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .75rem; min-width: 0; }
+section { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .75rem; min-width: 0;
+  container-type: inline-size; }
 section.wide { grid-column: 1 / -1; }
 p { margin: .35rem 0; overflow-wrap: anywhere; }
 ul { list-style: none; margin: .35rem 0; padding: 0; }
@@ -35,6 +36,13 @@ th, td { padding: .2rem 0 .2rem .75rem; text-align: right; vertical-align: top; 
 thead th { color: var(--dim); font-weight: 400; white-space: nowrap; }
 td { white-space: nowrap; }
 th:first-child { text-align: left; font-weight: 400; min-width: 8rem; padding-left: 0; overflow-wrap: anywhere; }
+@container (max-width: 38rem) {
+  thead { position: absolute; clip-path: inset(50%); }
+  table, tbody, tr, th, td { display: block; min-width: 0; }
+  tr { border-bottom: 1px solid var(--line); padding: .3rem 0; }
+  th, td { border: 0; padding: 0; }
+  td { display: flex; justify-content: space-between; gap: 1rem; white-space: normal; }
+  td::before { content: attr(data-label); color: var(--dim); text-align: left; } }
 .event { border-bottom: 1px solid var(--line); padding: .3rem 0; }
 svg.chart { display: block; width: 100%; max-width: 40rem; height: auto; }
 svg.bar { display: block; width: 100%; height: .7rem; border-radius: .2rem; margin: .15rem 0; }

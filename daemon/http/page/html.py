@@ -53,6 +53,8 @@ def name_of(text: str) -> Html:
 def table(about: str, head: Sequence[str], rows: Iterable[Sequence[str | Html]]) -> Html:
     """Returns a table that can be scrolled sideways, also by keyboard. The first column has names, others numbers.
 
+    Where columns have no room, the style shows each row as a list, with the names of the columns from its cells.
+
     Args:
         about: Its name for screen readers.
         head: The names of the columns.
@@ -60,7 +62,12 @@ def table(about: str, head: Sequence[str], rows: Iterable[Sequence[str | Html]])
     """
     columns = element("tr", *(element("th", each, scope="col") for each in head))
     body = [
-        element("tr", element("th", row[0], scope="row"), *(element("td", cell) for cell in row[1:])) for row in rows
+        element(
+            "tr",
+            element("th", row[0], scope="row"),
+            *(element("td", cell, data_label=label) for label, cell in zip(head[1:], row[1:], strict=True)),
+        )
+        for row in rows
     ]
     made = element("table", element("thead", columns), element("tbody", *body))
     identity = about.lower().replace(" ", "-")

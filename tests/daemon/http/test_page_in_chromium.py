@@ -36,7 +36,8 @@ CUT = """[...document.querySelectorAll("svg text")].filter((label) => {
   return own.left < around.left || own.right > around.right || own.top < around.top || own.bottom > around.bottom;
 }).map((label) => label.textContent)"""
 
-
+CUT_TABLES = """[...document.querySelectorAll(".scroll")].filter((each) => each.scrollWidth > each.clientWidth)
+  .map((each) => each.id)"""
 ALLOWED = """new Promise((resolve) => {
   const blocked = [];
   document.addEventListener("securitypolicyviolation", (event) => blocked.push(event.effectiveDirective));
@@ -91,6 +92,7 @@ def test_nothing_is_cut(tab: Tab, width: int, scheme: str) -> None:
     tab.show(width, scheme)
     assert tab.evaluate("document.documentElement.scrollWidth") == width
     assert tab.evaluate(CUT) == []
+    assert tab.evaluate(CUT_TABLES) == []
 
 
 def look_at_a_phone(tab: Tab) -> None:
@@ -161,7 +163,7 @@ MUTANTS = {
     "a label beyond its picture": Mutant(
         "charts.py", '"end" if at == len(sizes) - 1 else', '"start" if at == len(sizes) - 1 else', look_at_a_phone
     ),
-    "tables that widen the page": Mutant("assets.py", ".scroll { overflow-x: auto; }", "", look_at_a_phone),
+    "tables that stay wide": Mutant("assets.py", "(max-width: 38rem)", "(max-width: 3rem)", look_at_a_phone),
     "a refresh that loses the focus": Mutant(
         "assets.py", "if (focused) document", "if (!focused) document", test_it_refreshes_itself_and_keeps_the_focus
     ),
