@@ -1,0 +1,113 @@
+"""Starts a program in a session of its own, and ends all processes of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from pagetier.client.cli.bench.errors import BenchmarkError
+from pagetier.shm import clock
+from pagetier.shm.clock import Deadline
+from pagetier.shm.exit_codes import Exit
+
+_PAUSE_S: Final = 0.05
+_LOG_LINES: Final = 12
+
+
+def program_path(name: str, remedy: str) -> Path:
+    """Returns a program of this Python's environment, or else of PATH.
+
+    Raises:
+        BenchmarkError: There is none. The message ends with `remedy`.
+    """
+    beside = Path(sys.executable).with_name(name)
+    if found := beside if beside.exists() else shutil.which(name):
+        return Path(found)
+    raise BenchmarkError(f"there is no program {name} in {beside.parent} or in PATH: {remedy}", Exit.USAGE)
+
+
+class Program:
+    """A running program. As a context manager it ends the program and all processes of its session.
+
+    Args:
+        command: The program and its arguments.
+        environment: The variables of its environment.
+        log: The file for its output.
+        stop_signal: The signal that asks it to stop.
+        stop_timeout: Seconds after which it is killed.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        stop_signal: signal.Signals,
+        stop_timeout: float,
+    ) -> None:
+        self._name, self._log = Path(command[0]).name, log
+        self._stop_signal, self._stop_timeout = stop_signal, stop_timeout
+        with log.open("wb") as output:
+            # A session of its own, so that Ctrl-C reaches it only through stop().
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
+            )
+
+    @property
+    def pid(self) -> int:
+        """Its process ID, which is also that of its session."""
+        return self._process.pid
+
+    @property
+    def log_text(self) -> str:
+        """Its output so far."""
+        return self._log.read_text(errors="replace")
+
+    def wait_until(self, ready: Callable[[], bool], timeout: float) -> None:
+        """Waits until `ready` returns true.
+
+        Raises:
+            BenchmarkError: The program ends before, or the timeout expires.
+        """
+        deadline = Deadline(timeout)
+        while not ready():
+            if self._process.poll() is not None:
+                raise self.error(f"{self._name} ended with exit code {self._process.returncode}")
+            if not deadline.left:
+                raise self.error(f"{self._name} was not ready within {timeout:.0f} s")
+            clock.sleep(_PAUSE_S)
+
+    def error(self, message: str) -> BenchmarkError:
+        """Returns an error with the end of the program's output."""
+        lines = self.log_text.splitlines()[-_LOG_LINES:]
+        return BenchmarkError("\n".join([f"{message}; the end of its output:", *(f"  {line}" for line in lines)]))
+
+    def stop(self) -> bool:
+        """Ends the program and what it has started. Returns whether the program ended by itself when it was asked."""
+        self._process.send_signal(self._stop_signal)
+        try:
+            self._process.wait(self._stop_timeout)
+            stopped = True
+        except subprocess.TimeoutExpired:
+            stopped = False
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait()
+        return stopped
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

@@ -1,0 +1,213 @@
+"""Runs `pagetier-bench serve` with a program like vLLM and a real daemon: the report, refusals, and what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fake_vllm_serve
+from eventually import eventually
+from pagetier.client.cli.bench import daemon as bench_daemon
+from pagetier.client.cli.bench.comparison import arena_size
+from pagetier.client.cli.bench.daemon import own_environment, running_daemon
+from pagetier.client.cli.bench.errors import BenchmarkError
+from pagetier.client.cli.bench.programs import Program
+from pagetier.client.cli.bench.resident import session_bytes
+from process_states import state_of
+
+_HEEDS_INT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+_COMMAND = f"{_HEEDS_INT}; from pagetier.client.cli.bench.command import main; main(prog_name='pagetier-bench')"
+SMALL = ["--arena", "64MiB", "--frame-size", "64KiB", "--prompt-tokens", "512", "--no-native"]
+MIB = 1 << 20
+WAIT_S = 60.0
+
+
+class Host:
+    """A host whose PATH has a `vllm`, with a temporary folder and a name of segments of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        programs, self.temporary = folder / "bin", folder / "tmp"
+        programs.mkdir()
+        self.temporary.mkdir()
+        self.vllm = programs / "vllm"
+        self.vllm.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{fake_vllm_serve.__file__}" "$@"\n')
+        self.vllm.chmod(0o755)
+        harness = str(Path(fake_vllm_serve.__file__).parent)
+        self.environment = os.environ | {"PATH": f"{programs}:/usr/bin:/bin", "TMPDIR": str(self.temporary)}
+        self.environment["PYTHONPATH"] = os.pathsep.join([harness, *sys.path])
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments), env=self.environment, text=True, capture_output=True, check=False
+        )
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-c", _COMMAND, "serve", "fake", *arguments]
+
+    @contextmanager
+    def running(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """Yields the command while it runs."""
+        command = self.command(*arguments)
+        with subprocess.Popen(command, env=self.environment, text=True, stderr=subprocess.PIPE) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def processes(self) -> list[int]:
+        """Returns the living processes that have this host's environment, other than this test."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit() and state_of(int(folder.name)) not in "ZX":
+                try:
+                    if str(self.temporary).encode() in (folder / "environ").read_bytes():
+                        found.append(int(folder.name))
+                except OSError:
+                    continue
+        return found
+
+    def is_clean(self) -> bool:
+        """Returns whether no process, no file and no segment of a daemon that has ended is left."""
+        return not self.processes() and not list(self.temporary.iterdir()) and not orphaned_segments()
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    # tmp_path is too long for a socket in a folder below it.
+    with tempfile.TemporaryDirectory(prefix="pt-") as folder:
+        there = Host(Path(folder))
+        yield there
+        assert there.is_clean(), (there.processes(), list(there.temporary.iterdir()))
+
+
+def orphaned_segments() -> list[Path]:
+    """Returns the segments of a benchmark's daemons that no process maps. Other tests' daemons may be running."""
+    mapped = set[str]()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            mapped |= set(re.findall(r"/dev/shm/(\S+)", maps.read_text()))
+    return [file for file in Path("/dev/shm").glob("pagetier-bench-????????.*") if file.name not in mapped]
+
+
+def rows_of(report: dict[str, Any], measure: str) -> dict[str, Any]:
+    return {row["system"]: row for row in report["rows"] if row["measure"] == measure}
+
+
+def test_a_comparison_reports_hits_times_and_memory_of_each_system(host: Host) -> None:
+    done = host.run(*SMALL, "--rounds", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["different_answers"] == {"vLLM alone": 0, "pagetier": 0} and report["evicted_pages"] == 0
+    chats = report["requests"] // 2
+    assert chats * 256 > fake_vllm_serve.CACHE_TOKENS
+    hits = rows_of(report, "prompt tokens that hit")
+    # The system prompt of all chats but the first, and the first turn of each; a next token may be equal by chance.
+    least = 100 * ((chats - 1) * 128 + chats * 384) / (chats * (384 + 512))
+    assert least <= hits["pagetier"]["result"]["value"] < least + 0.2
+    assert hits["vLLM alone"]["result"]["value"] < hits["pagetier"]["result"]["low"]
+    assert rows_of(report, "memory of the daemon with its arena")["pagetier"]["result"]["low"] > 64
+    for system in ("vLLM alone", "pagetier"):
+        assert 5 < rows_of(report, "memory of the engine")[system]["result"]["value"] < 200
+    returning = rows_of(report, "time to first token, returning prompts")
+    assert returning["vLLM alone"]["over_alone"] is None and returning["pagetier"]["over_alone"]["value"] > 0
+
+
+def test_the_output_says_first_what_it_will_do_and_then_how_long(host: Host) -> None:
+    done = host.run(*SMALL, "--rounds", "2", "--chats", "3", "--at-once", "2", "--", "--odd")
+    assert done.returncode == 0, done.stderr
+    said = done.stderr.splitlines()
+    assert said[0].startswith("2 rounds: each starts `vllm serve fake` 2 times: vLLM alone, pagetier")
+    assert "native offloading is left out" in said[1]
+    assert any(line.startswith("prompts: 3 chats of 384 tokens") for line in said)
+    assert any(line.endswith("if none hits; 4 runs") for line in said)
+    turns = [line.split(": start")[0] for line in said if ": start" in line]
+    assert turns == [f"round {at}" for at in ("1, vLLM alone", "1, pagetier", "2, pagetier", "2, vLLM alone")]
+    assert any(line.startswith("round 1 is done; 1 round more: about") for line in said)
+    assert "of 12: vLLM alone 0, pagetier 12" in done.stdout
+    assert "returning prompts, ms (lower is better)" in done.stdout
+
+
+def test_a_trace_replaces_the_chats(host: Host, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    lines = [{"input_length": 130, "hash_ids": [1, 2, 3]}, {"input_length": 192, "hash_ids": [1, 2, 4]}]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    given = [*SMALL, "--rounds", "1", "--json", "--trace", str(trace), "--block-tokens", "64"]
+    done = host.run(*given)
+    assert done.returncode == 0, done.stderr
+    assert "prompts: 2 of 2 requests of the trace" in done.stderr
+    hits = rows_of(json.loads(done.stdout), "prompt tokens that hit")
+    assert hits["pagetier"]["result"]["value"] == pytest.approx(100 * 128 / 320)
+
+
+def test_what_cannot_work_is_refused_before_anything_starts(host: Host, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("{}\n")
+    for arguments, reason in {
+        ("--arena", "900TiB"): "too little memory for an arena of 900.0 TiB",
+        ("--arena", "1MiB"): "at least 64 MiB",
+        ("--trace", str(trace)): "line 1",
+        ("--requests", "3"): "--requests needs --trace",
+        ("--", "--port", "80"): "leave out --port",
+        ("--", "--kv-offloading-size=3"): "leave out --kv-offloading-size",
+    }.items():
+        done = host.run(*arguments)
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        assert reason in done.stderr and "Traceback" not in done.stderr
+    host.vllm.unlink()
+    done = host.run(*SMALL)
+    assert done.returncode == 2 and "there is no program vllm in" in done.stderr and "install vLLM" in done.stderr
+
+
+def test_a_server_that_does_not_start_is_reported_with_its_output(host: Host) -> None:
+    done = host.run(*SMALL, "--", "--ends")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "vllm ended with exit code 1" in done.stderr and "this model does not exist" in done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_comparison_that_is_interrupted_leaves_nothing(host: Host, number: signal.Signals, code: int) -> None:
+    with host.running(*SMALL, "--", "--child", "--never-ready") as process:
+        assert eventually(lambda: len(host.processes()) >= 3, WAIT_S), host.processes()
+        process.send_signal(number)
+        _, said = process.communicate(timeout=WAIT_S)
+        assert process.returncode == code, said
+        assert eventually(host.is_clean, WAIT_S)
+
+
+def test_an_engine_that_does_not_attach_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_daemon, "_ATTACH_S", 0.2)
+    command = ["sh", "-c", "echo PAGETIER=1 has no effect: it is out of order; exec sleep 60"]
+    with (
+        running_daemon(tmp_path, 64 * MIB, MIB) as daemon,
+        Program(command, own_environment(), tmp_path / "log", signal.SIGTERM, WAIT_S) as engine,
+    ):
+        assert eventually(lambda: bool(engine.log_text))
+        with pytest.raises(BenchmarkError, match=r"(?s)without pagetier:.*it is out of order"):
+            daemon.wait_for_engine(engine)
+
+
+def test_the_memory_of_a_program_includes_what_its_children_have(tmp_path: Path) -> None:
+    one = "held = bytes(range(256)) * (1 << 18); print('ready', flush=True); import time; time.sleep(600)"
+    command = ["sh", "-c", f'"{sys.executable}" -c "{one}" & "{sys.executable}" -c "{one}" & wait']
+    with Program(command, own_environment(), tmp_path / "log", signal.SIGTERM, WAIT_S) as program:
+        program.wait_until(lambda: program.log_text.count("ready") == 2, WAIT_S)
+        assert 128 * MIB < session_bytes(program.pid, "none") < 200 * MIB
+
+
+def test_the_arena_is_a_third_of_the_memory_and_fits_shared_memory() -> None:
+    assert arena_size(None, 3000 * MIB, 9000 * MIB) == 1000 * MIB
+    assert arena_size(None, 3000 * MIB, 500 * MIB) == 450 * MIB
+    assert arena_size(700 * MIB, 3000 * MIB, 9000 * MIB) == 700 * MIB
+    with pytest.raises(BenchmarkError, match="too small"):
+        arena_size(None, 100 * MIB, 9000 * MIB)

@@ -1,0 +1,90 @@
+"""A program like `vllm serve` without a model: it answers by arithmetic, and caches the beginnings of prompts.
+
+Alone it remembers the last four prompts. With PAGETIER=1 it attaches to the daemon as the two halves of an engine do,
+and remembers all of them. Its own arguments: `--ends` ends it at once, `--never-ready` keeps it from being healthy,
+`--odd` makes answers with pagetier differ, `--child` starts a process that ignores all signals but SIGKILL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections import deque
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from pagetier.client import Client
+
+LONGEST = 4096
+CACHE_TOKENS = 1600
+WITH_PAGETIER = os.environ.get("PAGETIER") == "1"
+_CHILD = "import signal, time; signal.signal(2, signal.SIG_IGN); signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+_seen: deque[list[int]] = deque(maxlen=None if WITH_PAGETIER else 4)
+
+
+def hit_tokens(prompt: list[int]) -> int:
+    return max((_common_length(prompt, seen) for seen in _seen), default=0)
+
+
+def _common_length(left: list[int], right: list[int]) -> int:
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(len(left), len(right)))
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        pages: dict[str, Any] = {
+            "/v1/models": {"data": [{"id": "fake", "max_model_len": LONGEST}]},
+            "/metrics": None,
+            "/health": {},
+        }
+        self._begin(503 if "--never-ready" in sys.argv and self.path == "/health" else 200)
+        config = f'vllm:cache_config_info{{block_size="16",engine="0",num_gpu_blocks="{CACHE_TOKENS // 16}"}} 1.0\n'
+        self.wfile.write(json.dumps(pages[self.path]).encode() if pages[self.path] is not None else config.encode())
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        prompt, count = body["prompt"], body["max_tokens"]
+        hits = hit_tokens(prompt)
+        _seen.append(prompt)
+        odd = "--odd" in sys.argv and WITH_PAGETIER
+        self._begin(200)
+        for number in range(count):
+            self._event({"choices": [{"text": "x", "token_ids": [sum(prompt) + number + odd]}]})
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": count}
+        self._event({"choices": [], "usage": usage | {"prompt_tokens_details": {"cached_tokens": hits}}})
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Logs nothing."""
+
+    def _begin(self, status: int) -> None:
+        self.send_response(status)
+        self.end_headers()
+
+    def _event(self, content: dict[str, Any]) -> None:
+        self.wfile.write(b"data: " + json.dumps(content).encode() + b"\n\n")
+
+
+def main() -> None:
+    if "--ends" in sys.argv:
+        sys.exit("this model does not exist")
+    if "--child" in sys.argv:
+        subprocess.Popen([sys.executable, "-c", _CHILD])
+    port = int(sys.argv[sys.argv.index("--port") + 1])
+    with contextlib.ExitStack() as stack:
+        if WITH_PAGETIER:
+            for half in ("scheduler", "worker"):
+                client = stack.enter_context(Client(Path(os.environ["PAGETIER_SOCKET"]), name=half))
+                assert client.wait_attached(60)
+        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()
