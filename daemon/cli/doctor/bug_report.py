@@ -39,6 +39,8 @@ def write_report(path: Path, results: Sequence[Result], config: Config) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(f"{text}\n")
+    except FileExistsError as error:
+        raise click.ClickException(f"--report {path} exists: remove it, or name another file") from error
     except OSError as error:
         raise click.ClickException(f"--report {path}: {error.strerror}") from error
     click.echo(f"report in {path}: read it before you attach it")

@@ -87,7 +87,7 @@ def test_secrets_and_names_are_replaced(text: str, left: str) -> None:
 def test_a_file_that_exists_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "report").write_text("mine")
     result = report_without_daemon(tmp_path, "")
-    assert (result.exit_code, "File exists" in result.output) == (1, True), result.output
+    assert (result.exit_code, "exists: remove it, or name another file" in result.output) == (1, True), result.output
     (tmp_path / "report").unlink()
     (tmp_path / "report").symlink_to(tmp_path / "elsewhere")
     assert report_without_daemon(tmp_path, "").exit_code == 1
