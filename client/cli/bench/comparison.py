@@ -5,13 +5,11 @@ from __future__ import annotations
 import shutil
 import signal
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from enum import Enum
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 import click
@@ -25,6 +23,7 @@ from pagetier.client.cli.bench.report import BenchReport, Run, report_of, text_o
 from pagetier.client.cli.bench.resident import available_bytes
 from pagetier.client.cli.bench.server import VllmServer, check_arguments, serving, vllm_program
 from pagetier.client.cli.replay.trace import Trace, TraceError, read_trace
+from pagetier.client.cli.termination import exiting_on_sigterm
 from pagetier.shm import clock
 from pagetier.shm.exit_codes import Exit
 from pagetier.shm.units import counted, format_size
@@ -72,7 +71,7 @@ class ServeArguments(msgspec.Struct, frozen=True, kw_only=True):
 def run(arguments: ServeArguments) -> int:
     """Measures, prints the report and returns the exit code."""
     try:
-        with _exit_on_sigterm(), tempfile.TemporaryDirectory(prefix="pagetier-bench-") as folder:
+        with exiting_on_sigterm(), tempfile.TemporaryDirectory(prefix="pagetier-bench-") as folder:
             report = Comparison(arguments, Path(folder)).measure()
     except BenchmarkError as error:
         _say(f"pagetier-bench: {error}")
@@ -252,20 +251,3 @@ def _duration(seconds: float) -> str:
 
 def _say(line: str) -> None:
     click.echo(line, err=True)
-
-
-@contextmanager
-def _exit_on_sigterm() -> Iterator[None]:
-    """Makes SIGTERM end this process like Ctrl-C, together with its servers."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -13,9 +13,8 @@ from typing import Final
 from pagetier.client.cli.bench.errors import BenchmarkError
 from pagetier.client.cli.bench.programs import Program, program_path
 from pagetier.client.cli.bench.resident import segment_bytes, session_bytes
+from pagetier.client.cli.daemon_probe import accepts_clients
 from pagetier.client.cli.replay.daemon_counters import DaemonCounters, observe
-from pagetier.shm.daemon_link import Link, LinkError
-from pagetier.shm.protocol import BUILD, Attach, Detach
 
 _START_S: Final = 600.0  # it populates its whole arena
 _STOP_S: Final = 60.0
@@ -40,7 +39,7 @@ class BenchDaemon:
 
     def __init__(self, name: str, socket: Path, program: Program) -> None:
         self.name, self.socket, self._program = name, socket, program
-        program.wait_until(self._accepts_clients, _START_S)
+        program.wait_until(lambda: accepts_clients(socket, "pagetier-bench"), _START_S)
         self._counters = DaemonCounters(socket)
 
     @property
@@ -66,21 +65,6 @@ class BenchDaemon:
             said = [line for line in engine.log_text.splitlines() if "pagetier" in line.lower()][-_LINES:]
             lines = said or ["its log does not mention pagetier: is it installed in the environment of vLLM?"]
             raise BenchmarkError("\n  ".join(["vLLM runs without pagetier:", *lines])) from None
-
-    def _accepts_clients(self) -> bool:
-        try:
-            link = Link(self.socket, _PROBE_S)
-        except LinkError:
-            return False
-        try:
-            for descriptor in link.greet(Attach(BUILD, 0, "pagetier-bench"), _PROBE_S).descriptors:
-                os.close(descriptor)
-            link.send(Detach(), _PROBE_S)
-        except LinkError:
-            return False
-        finally:
-            link.close()
-        return True
 
 
 @contextmanager

@@ -14,13 +14,14 @@ from typing import Final, Self
 
 import msgspec
 
+from pagetier.client.cli.daemon_probe import accepts_clients
 from pagetier.client.cli.replay.daemon_counters import observe
 from pagetier.shm import clock
 from pagetier.shm._core import LEAST_FRAME_BYTES, ShmError
-from pagetier.shm.daemon_link import Link, LinkError
+from pagetier.shm.daemon_link import LinkError
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.log_format import sentence_of
-from pagetier.shm.protocol import BUILD, Attach, Detach
+from pagetier.shm.protocol import BUILD
 from pagetier.shm.segments import Leftovers, SegmentRequest, take
 
 _REFUSED: Final = 4
@@ -127,7 +128,7 @@ class PrivateDaemon:
 
     def __enter__(self) -> Self:
         try:
-            self._until(self._accepts_clients)
+            self._until(lambda: accepts_clients(self.socket, "pagetier-replay"))
             if self._disk:
                 self._until(self._disk_is_open)
         except BaseException:
@@ -154,25 +155,6 @@ class PrivateDaemon:
                 why = "\n".join(map(sentence_of, self._log.read_text().splitlines()))
                 raise DaemonError(why, self._process.returncode)
             clock.sleep(_PAUSE_S)
-
-    def _accepts_clients(self) -> bool:
-        """Returns whether clients may attach, by attaching and detaching.
-
-        Observers are accepted earlier than clients.
-        """
-        try:
-            link = Link(self.socket, _PROBE_S)
-        except LinkError:
-            return False
-        try:
-            for descriptor in link.greet(Attach(BUILD, 0, "pagetier-replay"), _PROBE_S).descriptors:
-                os.close(descriptor)
-            link.send(Detach(), _PROBE_S)
-        except LinkError:
-            return False
-        finally:
-            link.close()
-        return True
 
     def _disk_is_open(self) -> bool:
         """Returns whether the disk tier is open. Raises DaemonError if it cannot be used."""

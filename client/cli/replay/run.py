@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 import msgspec
@@ -18,6 +14,7 @@ from pagetier.client.cli.replay.daemon_counters import DaemonCounters
 from pagetier.client.cli.replay.private_daemon import DaemonError, PrivateDaemon, PrivateDisk
 from pagetier.client.cli.replay.report import ReplayResult, progress_bar, show
 from pagetier.client.cli.replay.trace import Trace, TraceError, read_trace
+from pagetier.client.cli.termination import exiting_on_sigterm
 from pagetier.client.keys import Namespace
 from pagetier.shm import clock
 from pagetier.shm._core import ShmError
@@ -87,7 +84,7 @@ def replay(arguments: ReplayArguments, trace: Trace) -> ReplayResult:
         UnreachableError: A client cannot attach.
         DaemonError: The private daemon does not start.
     """
-    with _exit_on_sigterm(), _private_daemon(arguments) as daemon:
+    with exiting_on_sigterm(), _private_daemon(arguments) as daemon:
         socket = daemon.socket if daemon else arguments.socket or default_socket()
         daemon_counters = DaemonCounters(socket)
         job, pace = job_of(arguments, trace, socket), RateLimit(arguments.pace)
@@ -144,20 +141,3 @@ def _print_report(result: ReplayResult, arguments: ReplayArguments) -> int:
 def _fail(error: Exception | str, code: int) -> int:
     sys.stderr.write(f"pagetier replay: {error}\n")
     return code
-
-
-@contextmanager
-def _exit_on_sigterm() -> Iterator[None]:
-    """Makes SIGTERM end this process like Ctrl-C, together with its clients and its daemon."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

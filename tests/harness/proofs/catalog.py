@@ -147,7 +147,10 @@ PROOFS: Final = (
     proof_of_tests(
         "benchmarks",
         [f"tests/bench/test_{name}.py" for name in ("compare", "behind_gpu", "curve")],
-        ["bench/", "!bench/gpu_examination/", "!bench/results/", "!bench/race/", "client/cli/replay/"],
+        [
+            *("bench/", "!bench/gpu_examination/", "!bench/results/", "!bench/race/", "client/cli/replay/"),
+            *("client/cli/daemon_probe.py", "client/cli/termination.py"),
+        ],
         4,
     ),
     *PROOFS_OF_ENGINES,
