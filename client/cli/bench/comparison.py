@@ -32,6 +32,8 @@ _GIB: Final = 1 << 30
 _LEAST_ARENA: Final = 64 << 20
 _GPU_DEVICES: Final = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 _SHARED_MEMORY: Final = Path("/dev/shm")
+# vLLM's sockets have names of 36 characters, and a socket's path has at most 107.
+_LONGEST_PLACE: Final = 107 - len("/pagetier-bench-01234567/1-2/") - 36
 
 
 class System(Enum):
@@ -71,7 +73,7 @@ class ServeArguments(msgspec.Struct, frozen=True, kw_only=True):
 def run(arguments: ServeArguments) -> int:
     """Measures, prints the report and returns the exit code."""
     try:
-        with exiting_on_sigterm(), tempfile.TemporaryDirectory(prefix="pagetier-bench-") as folder:
+        with exiting_on_sigterm(), tempfile.TemporaryDirectory(prefix="pagetier-bench-", dir=place()) as folder:
             report = Comparison(arguments, Path(folder)).measure()
     except BenchmarkError as error:
         _say(f"pagetier-bench: {error}")
@@ -133,7 +135,8 @@ class Comparison:
         """Starts one system with empty caches, sends all prompts and stops it."""
         began = clock.now()
         with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self._folder)))
+            folder = self._folder / f"{number}-{self._systems.index(system)}"
+            folder.mkdir()
             daemon = None
             if system is System.PAGETIER:
                 arena = (self._arena_bytes, self._arguments.frame_size)
@@ -206,6 +209,12 @@ class Comparison:
             daemon_bytes=daemon.resident_bytes if daemon else 0,
             evicted_pages=daemon.evicted_pages if daemon else 0,
         )
+
+
+def place() -> Path:
+    """Returns the folder for temporary files: the usual one, unless the paths of sockets would be too long there."""
+    usual = Path(tempfile.gettempdir())
+    return usual if len(bytes(usual)) <= _LONGEST_PLACE else Path("/tmp")
 
 
 def arena_size(wanted: int | None, available: int, shared: int) -> int:

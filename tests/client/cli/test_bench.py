@@ -19,7 +19,7 @@ import pytest
 import fake_vllm_serve
 from eventually import eventually
 from pagetier.client.cli.bench import daemon as bench_daemon
-from pagetier.client.cli.bench.comparison import arena_size
+from pagetier.client.cli.bench.comparison import arena_size, place
 from pagetier.client.cli.bench.daemon import own_environment, running_daemon
 from pagetier.client.cli.bench.errors import BenchmarkError
 from pagetier.client.cli.bench.programs import Program
@@ -211,3 +211,12 @@ def test_the_arena_is_a_third_of_the_memory_and_fits_shared_memory() -> None:
     assert arena_size(700 * MIB, 3000 * MIB, 9000 * MIB) == 700 * MIB
     with pytest.raises(BenchmarkError, match="too small"):
         arena_size(None, 100 * MIB, 9000 * MIB)
+
+
+def test_files_are_where_paths_of_sockets_are_short_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """vLLM's sockets could not be opened below a long TMPDIR."""
+    long = tmp_path / "a-long-name-of-a-folder-for-temporary-files"
+    long.mkdir()
+    for usual, used in ((Path("/var/tmp"), Path("/var/tmp")), (long, Path("/tmp"))):
+        monkeypatch.setattr(tempfile, "tempdir", str(usual))
+        assert place() == used
