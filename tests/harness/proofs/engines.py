@@ -64,7 +64,7 @@ def _with_all(environment: str, name: str, *tests: str) -> Shard:
 
 
 _ADAPTERS: Final = (
-    *("client/engines/", "!client/engines/transformers.py"),
+    *("client/engines/", "!client/engines/llama_cpp/", "!client/engines/transformers.py"),
     *("kernels/layout/", "client/registered_cache.py"),
 )
 _REQUIREMENTS: Final = "tests/engines/requirements"

@@ -1,0 +1,137 @@
+"""Loads the cached beginning of a prompt into a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from pagetier.client.client import Client
+from pagetier.client.engines.llama_cpp.context import State
+from pagetier.client.engines.llama_cpp.paged_state import PagedState
+from pagetier.client.engines.llama_cpp.sequence_tokens import SequenceTokens
+from pagetier.client.group_fleet_lookup import LocatedHit
+from pagetier.client.group_match import GroupMatch
+from pagetier.client.match import Match
+from pagetier.shm.clock import Deadline
+
+_BATCH_BYTES = 4 << 20  # pages are put back while they are in a CPU's own cache
+
+
+class PageLoads:
+    """The loads of one context.
+
+    Args:
+        client: The client.
+        state: The state of the context's sequences.
+    """
+
+    def __init__(self, client: Client, state: PagedState) -> None:
+        self._client, self._state = client, state
+
+    def load(self, tokens: SequenceTokens, seq: int, present: int, timeout: float | None) -> int:
+        """Puts the longest hit into a sequence, which keeps its first `present` tokens if those are more.
+
+        Returns:
+            The number of tokens that the sequence has.
+        """
+        limit = max(0, len(tokens) - 1) // self._state.page_tokens * self._state.page_tokens
+        if not tokens.groups or limit <= present or self._client.session is None:
+            return self._keep(seq, present)
+        with self._find(tokens, limit, self._client.timeout if timeout is None else timeout) as found:
+            if found.tokens <= present and (kept := self._keep(seq, present)) == present:
+                return kept
+            return self._replace(seq, found)
+
+    def _keep(self, seq: int, present: int) -> int:
+        """Removes what follows the first tokens of a sequence; all of it if its state cannot be cut there."""
+        context = self._state.context
+        if present and present <= context.length(seq) and context.remove(seq, present):
+            return present
+        context.remove(seq)
+        return 0
+
+    def _find(self, tokens: SequenceTokens, limit: int, timeout: float) -> GroupMatch:
+        """Returns the longest hit, after what other tiers have of it was read into memory."""
+        deadline = Deadline(timeout)
+        first = self._client.find_groups(tokens.groups, limit)
+        self._client.sample_lookup(first)
+        located = self._locate(first, limit, deadline)
+        longest = located.tokens if located is not None else first.available_tokens
+        found = first
+        if longest > first.tokens:
+            with first:
+                self._client.prefetch_groups(first, deadline.left, located).wait(deadline.left)
+                found = self._client.find_groups(tokens.groups, limit)
+        self._count(first, found)
+        return found
+
+    def _locate(self, found: GroupMatch, limit: int, deadline: Deadline) -> LocatedHit | None:
+        """Returns the longest hit that pages of the fleet allow; None if they make it no longer."""
+        session = self._client.session
+        if session is None or not session.asks_fleet or found.available_tokens >= limit:
+            return None
+        location = self._client.locate_groups(found, deadline.left)
+        hit = location.longest_hit() if location.wait(deadline.left) else None
+        return hit if hit is not None and hit.tokens > found.available_tokens else None
+
+    def _count(self, first: GroupMatch, found: GroupMatch) -> None:
+        from_memory = min(first.tokens, found.tokens)
+        on_host = min(first.available_tokens, found.tokens) - from_memory
+        counts = {"memory_tokens": from_memory, "disk_tokens": on_host, "missed_tokens": first.asked - found.tokens}
+        remote = found.tokens - from_memory - on_host
+        self._client.count_lookup(msgspec.structs.replace(first.lookup, **counts, remote_tokens=remote))
+
+    def _replace(self, seq: int, found: GroupMatch) -> int:
+        """Replaces a sequence by a hit; it is empty if a page cannot be put back."""
+        self._state.context.remove(seq)
+        if found.tokens and all(self._put_back(seq, found, pages) for pages in self._batches(found)):
+            return found.tokens
+        self._state.context.remove(seq)
+        return 0
+
+    def _batches(self, found: GroupMatch) -> Iterator[range]:
+        """Yields the pages of a hit, as many at once as fit into a CPU's cache."""
+        base, start = found.matches[0], found.start_pages[0]
+        largest = sum(int(match.page_sizes.max()) for match in found.matches)
+        step = max(1, _BATCH_BYTES // largest)
+        for first in range(start, start + len(base), step):
+            yield range(first, min(first + step, start + len(base)))
+
+    def _put_back(self, seq: int, found: GroupMatch, pages: range) -> bool:
+        states = self._copied(found, pages)
+        return bool(states) and all(self._state.write(seq, state) for state in states)
+
+    def _copied(self, found: GroupMatch, pages: range) -> list[State]:
+        """Returns the state of each page, both halves in one piece; nothing if a page is gone."""
+        halves = [_sizes(*one, pages) for one in zip(found.matches, found.start_pages, strict=True)]
+        states, outs = self._memory(pages, halves)
+        for match, start, sizes, out in zip(found.matches, found.start_pages, halves, outs, strict=True):
+            if out and self._client.load(match, out, min(sizes) - start, timeout=0) < len(out):
+                return []
+        return states
+
+    def _memory(self, pages: range, halves: Sequence[Mapping[int, int]]) -> tuple[list[State], list[list[State]]]:
+        """Returns memory for each page, and for each group the memory of the halves that are copied there."""
+        empty = self._state.empty_part
+        sizes = [[half.get(page, len(empty)) for half in halves] for page in pages]
+        rest = self._state.buffer(sum(map(sum, sizes)))
+        states: list[State] = []
+        outs: list[list[State]] = [[] for _ in halves]
+        for page, of_page in zip(pages, sizes, strict=True):
+            state, rest = np.split(rest, [sum(of_page)])
+            states.append(state)
+            for half, out, nbytes in zip(halves, outs, of_page, strict=True):
+                piece, state = np.split(state, [nbytes])
+                if page in half:
+                    out.append(piece)
+                else:
+                    piece[:] = empty
+        return states, outs
+
+
+def _sizes(match: Match, start: int, pages: range) -> dict[int, int]:
+    """Returns the bytes of each of the pages that a match has; its first page is the page `start` of the prompt."""
+    sizes = match.page_sizes.tolist()
+    return {page: sizes[page - start] for page in pages if start <= page < start + len(sizes)}
