@@ -36,6 +36,7 @@ class PageLoads:
         Returns:
             The number of tokens that the sequence has.
         """
+        present = max(0, min(present, len(tokens) - 1, self._state.context.length(seq)))
         limit = max(0, len(tokens) - 1) // self._state.page_tokens * self._state.page_tokens
         if not tokens.groups or limit <= present or self._client.session is None:
             return self._keep(seq, present)
@@ -47,7 +48,7 @@ class PageLoads:
     def _keep(self, seq: int, present: int) -> int:
         """Removes what follows the first tokens of a sequence; all of it if its state cannot be cut there."""
         context = self._state.context
-        if present and present <= context.length(seq) and context.remove(seq, present):
+        if present and self._state.whole_before(seq, present) and context.remove(seq, present):
             return present
         context.remove(seq)
         return 0

@@ -81,6 +81,20 @@ class PagedState:
         masked = np.where((words == 1) | (words == self._scratch), 0, words)
         return sha256(masked.tobytes()).hexdigest()[:32]
 
+    def whole_before(self, seq: int, position: int) -> bool:
+        """Returns whether a sequence has all state that the token at a position needs.
+
+        That a recurrent state is the one of this position is for remove() to say.
+        """
+        first = self.context.first(seq)
+        match self.kind:
+            case Kind.PLAIN:
+                return first == 0
+            case Kind.WINDOW:
+                return 0 <= first <= max(0, position - self.context.window)
+            case _:
+                return first >= 0
+
     def page_size(self, seq: int, page: int) -> tuple[int, int]:
         """Returns the bytes of the two halves of a page of a sequence."""
         self._select(seq, page)

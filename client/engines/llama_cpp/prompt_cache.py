@@ -87,7 +87,7 @@ class PromptCache:
         """
         self._check(seq)
         wanted = self._sequences[seq] = SequenceTokens.of(tokens, self._groups)
-        return self._loads.load(wanted, seq, min(present, max(0, len(wanted) - 1)), timeout)
+        return self._loads.load(wanted, seq, present, timeout)
 
     def store(self, tokens: Tokens | None = None, seq: int = 0) -> int:
         """Stores the pages of a sequence that were decoded since the last call, and returns how many.

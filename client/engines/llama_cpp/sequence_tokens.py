@@ -32,10 +32,11 @@ class SequenceTokens:
     Attributes:
         groups: The keys of the full pages in each group; empty if the sequence cannot be cached.
         stored: The number of first pages of which nothing is left to store.
+        decoded: The number of positions that the sequence had when its pages were stored last.
     """
 
     def __init__(self, ids: npt.NDArray[np.uint32], groups: Sequence[GroupKeys]) -> None:
-        self.groups, self.stored = tuple(groups), 0
+        self.groups, self.stored, self.decoded = tuple(groups), 0, 0
         self._ids = ids
 
     @classmethod
@@ -52,7 +53,7 @@ class SequenceTokens:
         if ids is None or not np.array_equal(ids[: len(self)], self._ids):
             return SequenceTokens(self._ids[:0], ())
         grown = SequenceTokens(ids, [_longer(one, ids) for one in self.groups])
-        grown.stored = self.stored
+        grown.stored, grown.decoded = self.stored, self.decoded
         return grown
 
     def __len__(self) -> int:

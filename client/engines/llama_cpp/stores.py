@@ -51,6 +51,10 @@ class PageStores:
 
     def store(self, tokens: SequenceTokens, seq: int) -> int:
         """Stores what is new of a sequence, and returns the number of stored pages of all groups."""
+        length = self._state.context.length(seq)
+        if length < tokens.decoded:  # the host removed positions, perhaps from the middle
+            tokens.groups = ()
+        tokens.decoded = length
         if not tokens.groups or self._client.session is None:
             return 0
         pages = [self._readable(tokens, seq, half) for half in range(len(tokens.groups))]
