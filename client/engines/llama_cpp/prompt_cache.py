@@ -40,6 +40,10 @@ class PromptCache:
         page_tokens: The number of tokens in a page; by default `n_ubatch`, of which it should be a multiple.
         salt: A text that separates tenants.
 
+    Attributes:
+        client: The client.
+        groups: The groups of pages with their namespaces, for Client.flush() and the like.
+
     Raises:
         UnsupportedError: The context or the model cannot be cached. The message says what to set.
         OSError: A model file cannot be read.
@@ -62,7 +66,7 @@ class PromptCache:
         self._files, self._salt = tuple(model_files), salt
         self._sequences: dict[int, SequenceTokens] = {}
         self._loads, self._stores = PageLoads(self.client, self._state), PageStores(self.client, self._state)
-        self._groups = page_groups(self._state, self._files, salt)
+        self.groups = page_groups(self._state, self._files, salt)
 
     @property
     def page_tokens(self) -> int:
@@ -86,7 +90,7 @@ class PromptCache:
             The number of tokens of the sequence, which the host need not decode.
         """
         self._check(seq)
-        wanted = self._sequences[seq] = SequenceTokens.of(tokens, self._groups)
+        wanted = self._sequences[seq] = SequenceTokens.of(tokens, self.groups)
         return self._loads.load(wanted, seq, present, timeout)
 
     def store(self, tokens: Tokens | None = None, seq: int = 0) -> int:
@@ -106,7 +110,7 @@ class PromptCache:
         self._check(seq)
         decoded = self._sequences.get(seq)
         if tokens is not None:
-            decoded = SequenceTokens.of(tokens, self._groups) if decoded is None else decoded.grown(tokens)
+            decoded = SequenceTokens.of(tokens, self.groups) if decoded is None else decoded.grown(tokens)
             self._sequences[seq] = decoded
         return self._stores.store(decoded, seq) if decoded is not None else 0
 
@@ -138,7 +142,7 @@ class PromptCache:
         The sequences keep the state that was computed before: it is not stored any more until their next load().
         """
         self._sequences.clear()
-        self._groups = page_groups(self._state, self._files, self._salt)
+        self.groups = page_groups(self._state, self._files, self._salt)
 
     def close(self) -> None:
         """Closes the client if the cache made it. The host may free the context before or after."""

@@ -13,8 +13,8 @@ from llama_driver import Context, Model
 from llama_host import Answer, LlamaHost, answer_in_process, digest_of, llama_host, prompt_of, uncached
 from pagetier.client import Client
 from pagetier.client.engines.llama_cpp import PromptCache
+from random_gguf import write_llama
 from running_daemon import RunningDaemon
-from tiny_gguf import write_llama
 
 ARENA = "64MiB"
 PAGE = 64

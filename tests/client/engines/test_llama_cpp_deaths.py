@@ -14,8 +14,8 @@ from disk_daemon import write_through
 from fleet_host import PATIENT, FleetHost
 from llama_driver import Model
 from llama_host import Answer, answer_in_process, ask, digest_of, llama_host, llama_process, prompt_of, uncached
+from random_gguf import write_llama
 from running_daemon import RunningDaemon
-from tiny_gguf import write_llama
 
 PAGE = 64
 PROMPT = prompt_of(5 * PAGE + 3, seed=50)

@@ -14,7 +14,7 @@ from llama_host import LlamaHost, llama_host, prompt_of, uncached
 from pagetier.client import Client
 from pagetier.client.engines.llama_cpp import PromptCache
 from pagetier.client.engines.unsupported import UnsupportedError
-from tiny_gguf import write_llama
+from random_gguf import write_llama
 
 ARENA = "64MiB"
 PAGE = 64
