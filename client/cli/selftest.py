@@ -33,6 +33,7 @@ _TO_ALLOW: Final = (
     "to allow it, list the user in access.users or its group in access.groups, and set access.socket_mode ="
     ' "0666"; or run this command as the user of an engine that is allowed'
 )
+_TO_LIST: Final = "list the user there and reload the daemon, or run this command as the user of an engine"
 
 
 class StepError(Exception):
@@ -72,12 +73,12 @@ def _run(step: Callable[[], str]) -> None:
 
 
 def _remedy(detail: str, socket: Path) -> str:
-    """Returns what to do about a failed attachment; "" if the daemon has said it."""
+    """Returns what to do about a failed attachment."""
     if "Permission denied" in detail and (closed := closed_folder(socket)):
         return f": this user may not enter {closed}: run this command as root or as the daemon's own user"
     if "Permission denied" in detail:
         return f": this user may not open the daemon's socket; {_TO_ALLOW}"
-    return "" if "access." in detail else ": run `pagetier doctor`"
+    return f"; {_TO_LIST}" if "access." in detail else ": run `pagetier doctor`"
 
 
 class SelfTest:

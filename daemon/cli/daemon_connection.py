@@ -28,6 +28,7 @@ _REMEDIES: Final[Mapping[Rights, str]] = {
     Rights.MANAGE: "run this command as root or as the daemon's own user: no setting allows it to others",
 }
 _NOT_WATCHING: Final = "may not watch"  # a command that needs more is refused with the setting for watching only
+_TO_WATCH: Final = "list the user there and reload the daemon, or run this command as root or as the daemon's own user"
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Answer = TypeVar("_Answer", bound=Answer)
 
@@ -114,8 +115,8 @@ def _connect(path: Path, needs: Rights) -> tuple[Link, Observer, tuple[str, ...]
         return link, observe_and_close(greeting.descriptors), greeting.welcome.extras
     except (LinkError, ShmError, OSError) as error:
         link.close()
-        remedy = f"; {_REMEDIES[needs]}" if _NOT_WATCHING in str(error) and needs is not Rights.WATCH else ""
-        raise _unreachable(path, f"{error}{remedy}") from error
+        remedy = _TO_WATCH if needs is Rights.WATCH else _REMEDIES[needs]
+        raise _unreachable(path, f"{error}; {remedy}" if _NOT_WATCHING in str(error) else str(error)) from error
 
 
 def _why_none(path: Path, error: LinkError, needs: Rights) -> str:

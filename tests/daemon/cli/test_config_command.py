@@ -141,6 +141,7 @@ def test_the_selftest_of_a_user_without_rights_says_what_grants_them(daemon: Run
     daemon.socket.chmod(0o666)
     unlisted = output_without_rights(daemon, "selftest")
     assert "user 65534 may not attach: access.users does not list it" in unlisted and "doctor" not in unlisted
+    assert "list the user there and reload the daemon" in unlisted
 
 
 @as_root
@@ -150,7 +151,9 @@ def test_a_command_that_needs_more_than_watching_names_the_setting_for_it(daemon
         daemon, "flush", "--all", "--yes"
     )
     assert "no setting allows it to others" in output_without_rights(daemon, "resize", "--disk-size", "1GiB")
-    assert "to allow this command" not in output_without_rights(daemon, "stats")
+    watched = output_without_rights(daemon, "stats")
+    assert "may not watch: access.watch_users does not list it" in watched and "to allow this command" not in watched
+    assert "list the user there and reload the daemon, or run this command as root" in watched
 
 
 def test_the_selftest_without_a_daemon_says_so(tmp_path: Path) -> None:
