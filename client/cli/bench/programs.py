@@ -21,6 +21,16 @@ from pagetier.shm.exit_codes import Exit
 _PAUSE_S: Final = 0.05
 _LOG_LINES: Final = 12
 
+# If this process is killed, the kernel sends the program the signal by which it stops (prctl 1 is PR_SET_PDEATHSIG),
+# which lasts beyond exec. The parent may have ended before that.
+_START: Final = """
+import ctypes, os, sys
+number, parent, *command = sys.argv[1:]
+ctypes.CDLL(None).prctl(1, int(number))
+if os.getppid() == int(parent):
+    os.execvp(command[0], command)
+"""
+
 
 def program_path(name: str, remedy: str) -> Path:
     """Returns a program of this Python's environment, or else of PATH.
@@ -36,6 +46,8 @@ def program_path(name: str, remedy: str) -> Path:
 
 class Program:
     """A running program. As a context manager it ends the program and all processes of its session.
+
+    If this process is killed, the program is asked to stop, and ends the processes that it has started.
 
     Args:
         command: The program and its arguments.
@@ -55,10 +67,11 @@ class Program:
     ) -> None:
         self._name, self._log = Path(command[0]).name, log
         self._stop_signal, self._stop_timeout = stop_signal, stop_timeout
+        start = [sys.executable, "-ISc", _START, str(stop_signal.value), str(os.getpid()), *command]
         with log.open("wb") as output:
             # A session of its own, so that Ctrl-C reaches it only through stop().
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
+                start, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
             )
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from pagetier.client.cli.bench.daemon import own_environment, running_daemon
 from pagetier.client.cli.bench.errors import BenchmarkError
 from pagetier.client.cli.bench.programs import Program
 from pagetier.client.cli.bench.resident import session_bytes
-from process_states import state_of
+from process_states import arguments_of, state_of
 
 _HEEDS_INT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
 _COMMAND = f"{_HEEDS_INT}; from pagetier.client.cli.bench.command import main; main(prog_name='pagetier-bench')"
@@ -76,6 +77,10 @@ class Host:
                 except OSError:
                     continue
         return found
+
+    def programs(self) -> set[str]:
+        """Returns the names of what these processes run, with those of scripts."""
+        return {Path(word).name for pid in self.processes() for word in arguments_of(pid)}
 
     def is_clean(self) -> bool:
         """Returns whether no process, no file and no segment of a daemon that has ended is left."""
@@ -183,6 +188,16 @@ def test_a_comparison_that_is_interrupted_leaves_nothing(host: Host, number: sig
         _, said = process.communicate(timeout=WAIT_S)
         assert process.returncode == code, said
         assert eventually(host.is_clean, WAIT_S)
+
+
+def test_a_comparison_that_is_killed_leaves_files_only(host: Host) -> None:
+    with host.running(*SMALL, "--rounds", "500") as process:
+        assert eventually(lambda: {"pagetierd", "fake_vllm_serve.py"} <= host.programs(), WAIT_S), host.programs()
+        process.kill()
+        process.wait()
+        assert eventually(lambda: not host.processes() and not orphaned_segments(), WAIT_S), host.programs()
+    for folder in host.temporary.iterdir():
+        shutil.rmtree(folder)
 
 
 def test_an_engine_that_does_not_attach_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
