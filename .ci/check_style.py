@@ -30,7 +30,7 @@ DAEMON_ONLY = re.compile(r"\bOwner\b|\bshm\.removal\b|\bshm import .*\bremoval\b
 
 # Words that hide the subject of a sentence, or stand for a technical term that the glossary has.
 WORDS = re.compile(
-    r"\bcan not\b|\bsomebody\b|(?<![\x22'])(?<!user )\bnobody\b|\banew\b|\ball the same\b|\blets? go of\b|\btold\b"
+    r"\bcan not\b|\bsomebody\b|(?<![\x22'=])(?<!user )\bnobody\b|\banew\b|\ball the same\b|\blets? go of\b|\btold\b"
     r"|\bas it is\b|\bwhoever\b"
     r"|\bWho [a-z]+s\b|\b[Hh]e\b|\b[Hh]is\b|\bhim\b|\bpretended\b|\bgrumbl|\bgoes on\b|\bit itself\b|\bstrangers?\b"
     r"|\bmeanwhile\b|\bwants? to know\b|\bno more than that\b"

@@ -40,8 +40,8 @@ def measure() -> Iterator[Result]:
     yield ready()
     beside = f"python -c pass: {bare():.0f} ms"
     yield Result("pagetier --help", median(ROUNDS, run("--help")) * 1e3, "ms", beside, at_most(200))
-    large = ("--arena-size", "256MiB", "--arena-frame-size", "4KiB", "--index-entries", str(ENTRIES))
-    with Stage(*large, "--metrics-listen", str(place)) as stage, stage.client():
+    large = ("--arena-size", "256MiB", "--set", "arena.frame_size=4KiB", "--set", f"index.entries={ENTRIES}")
+    with Stage(*large, "--set", f"metrics.listen={place}") as stage, stage.client():
         stats = median(ROUNDS, run("stats", "--socket", str(stage.socket)))
         yield Result("pagetier stats, room for 1,000,000 pages", stats * 1e3, "ms", "", at_most(200))
         yield Result("a scrape, of the same", median(SCRAPES, lambda: scrape(place)) * 1e3, "ms", "", at_most(20))
@@ -125,7 +125,7 @@ def start() -> float:
         notify.bind(f"{folder}/notify")
         notify.settimeout(120)
         began = time.perf_counter()
-        with Stage("--arena-size", str(SIZE), "--log-level", "error", NOTIFY_SOCKET=f"{folder}/notify") as stage:
+        with Stage("--arena-size", str(SIZE), "--set", "log.level=error", NOTIFY_SOCKET=f"{folder}/notify") as stage:
             while b"READY=1" not in notify.recv(4096):
                 pass
             took = time.perf_counter() - began

@@ -58,7 +58,7 @@ def measure() -> Iterator[Result]:
 
 def cost(kind: type[Stage], seed: int) -> Cost:
     """Returns what a daemon costs."""
-    size = ("--arena-size", str(PROMPTS * PAGES * FRAME), "--arena-frame-size", str(FRAME))
+    size = ("--arena-size", str(PROMPTS * PAGES * FRAME), "--set", f"arena.frame_size={FRAME}")
     with kind(*size) as stage, stage.client() as client:
         prompts = drawn(seed)
         for keys in prompts[: 2 * PROMPTS]:  # the arena is full before

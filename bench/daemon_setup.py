@@ -33,8 +33,10 @@ class Stage:
     def start(self) -> None:
         """Starts the daemon, or restarts it."""
         command = [sys.executable, "-c", self.PROGRAM]
-        command += ["--name", self.name, "--socket", str(self.socket), "--log-level", "warning", *self._arguments]
-        self._process = subprocess.Popen(command, env=os.environ | self._environment)
+        command += ["--name", self.name, "--socket", str(self.socket), *self._arguments]
+        self._process = subprocess.Popen(
+            command, env=os.environ | {"PAGETIER_LOG_LEVEL": "warning"} | self._environment
+        )
 
     @property
     def pid(self) -> int:

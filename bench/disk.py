@@ -57,8 +57,8 @@ def sizing(folder: Path, content: mmap.mmap, store: StoreName) -> Iterator[Resul
 
 def moved_by(folder: Path, store: StoreName, cap: int, *more: str) -> Scene:
     """Returns a daemon with room for TOTAL bytes in memory and `cap` bytes on disk."""
-    arena = ("--arena-size", str(ARENA), "--arena-frame-size", str(FRAME), "--arena-threads", "2")
-    return Scene(folder, *arena, "--disk-store", store, "--disk-size", str(cap), *more)
+    arena = ("--arena-size", str(ARENA), "--set", f"arena.frame_size={FRAME}", "--set", "arena.threads=2")
+    return Scene(folder, *arena, "--set", f"disk.store={store}", "--disk-size", str(cap), *more)
 
 
 def keys_of(series: int) -> Keys:
@@ -110,7 +110,7 @@ def _one_round(folder: Path, content: mmap.mmap, store: StoreName, times: dict[s
     shutil.rmtree(folder / "tier", ignore_errors=True)
     bare = folder / "bare"
     cap = int(TOTAL * 1.1) + 256 * MIB
-    with moved_by(folder, store, cap, "--disk-write-behind", "0") as scene, scene.client() as client:
+    with moved_by(folder, store, cap, "--set", "disk.write_behind=0") as scene, scene.client() as client:
         until("disk", scene.disk_open)
         second = keys_of(2)
         fill(client, keys_of(1), content)
@@ -174,7 +174,7 @@ def _against(ours: float, theirs: str) -> str:
 def matching(folder: Path, content: mmap.mmap, store: StoreName) -> Iterator[Result]:
     """Measures matches of 512 keys beside a saturated disk worker, and beside an idle one."""
     shutil.rmtree(folder / "tier", ignore_errors=True)
-    with moved_by(folder, store, TOTAL // 2, "--disk-write", "through") as scene, scene.client() as client:
+    with moved_by(folder, store, TOTAL // 2, "--set", "disk.write=through") as scene, scene.client() as client:
         until("disk", scene.disk_open)
         hot = Keys(SPACE, np.random.default_rng(9).bytes(KEY_BYTES * 512))
         client.reserve(hot, 4096).publish()
@@ -243,8 +243,8 @@ def starting(folder: Path, content: mmap.mmap, store: StoreName) -> Iterator[Res
 
 
 def _start_once(folder: Path, store: StoreName, cap: int, frame: int) -> float:
-    index = ("--arena-size", "64MiB", "--arena-frame-size", str(frame), "--index-entries", "1100000")
-    scene = Scene(folder, *index, "--disk-store", store, "--disk-size", str(cap))
+    index = ("--arena-size", "64MiB", "--set", f"arena.frame_size={frame}", "--set", "index.entries=1100000")
+    scene = Scene(folder, *index, "--set", f"disk.store={store}", "--disk-size", str(cap))
     began = time.perf_counter()
     with scene:
         until("socket", scene.socket.exists)

@@ -49,8 +49,8 @@ def _moved(folder: Path, content: mmap.mmap, limiter: Path, count: int) -> tuple
     for path in paths:
         shutil.rmtree(path, ignore_errors=True)
     size = (TOTAL * 2 + 512 * MIB) // count
-    flags = ["--disk-path", ",".join(map(str, paths)), "--disk-size", str(size), "--disk-write-behind", "0"]
-    arena = ["--arena-size", str(TOTAL + TOTAL // 4), "--arena-frame-size", "1MiB"]
+    flags = ["--disk-path", ",".join(map(str, paths)), "--disk-size", str(size), "--set", "disk.write_behind=0"]
+    arena = ["--arena-size", str(TOTAL + TOTAL // 4), "--set", "arena.frame_size=1MiB"]
     environment = {"LD_PRELOAD": str(limiter), "BENCH_DEVICE_LIMIT": str(LIMIT)}
     with Scene(folder, *arena, *flags, **environment) as scene, scene.client() as client:
         until("disk", scene.disk_open)

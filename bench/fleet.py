@@ -61,9 +61,9 @@ class Bench:
         self.fleet = open_fleet(options)
         stack.callback(self.fleet.close)
         self.bare: BareClient = BareS3(server) if isinstance(server, S3Server) else BareMooncake(server, self._memory)
-        more = ["--remote-key-file", path] if path else ["--remote-trusted", "yes"]
-        arena = ("--arena-size", "512MiB", "--arena-frame-size", "1MiB", "--remote-write", "never")
-        limits = ("--remote-timeout", f"{LONG_S:g}s", "--remote-ask-timeout", "5s")
+        more = ["--set", f"remote.key_file={path}"] if path else ["--set", "remote.trusted=yes"]
+        arena = ("--arena-size", "512MiB", "--set", "arena.frame_size=1MiB", "--set", "remote.write=never")
+        limits = ("--set", f"remote.timeout={LONG_S:g}s", "--set", "remote.ask_timeout=5s")
         self.scene = stack.enter_context(FleetScene(server.url, self.prefix, *arena, *limits, *more))
         self.client = stack.enter_context(self.scene.client())
         self.scene.wait_open()

@@ -29,7 +29,7 @@ class FleetScene(Stage):
     """A daemon with a fleet."""
 
     def __init__(self, url: str, prefix: str, *more: str) -> None:
-        super().__init__("--remote-url", url, "--remote-prefix", prefix, *more)
+        super().__init__("--set", f"remote.url={url}", "--set", f"remote.prefix={prefix}", *more)
 
     def wait_open(self) -> None:
         """Waits until the fleet is open."""

@@ -12,11 +12,15 @@ ENTRIES = int(os.environ.get("BENCH_ENTRIES", "1000000"))
 FRAME = 4096
 FILL = 8192
 SPACE = Namespace(model="bench", dtype="none", page_tokens=256)
-SIZES = (
-    *("--arena-size", str(FRAME * ENTRIES), "--arena-frame-size", str(FRAME), "--index-namespaces", "16"),
-    *("--arena-prefault", "lazy", "--evict-low", "0", "--evict-high", "0"),
-)
-"""The daemon's arguments: pages of one frame, none of them evicted before the arena is full."""
+SIZES = {
+    "PAGETIER_ARENA_SIZE": str(FRAME * ENTRIES),
+    "PAGETIER_ARENA_FRAME_SIZE": str(FRAME),
+    "PAGETIER_ARENA_PREFAULT": "lazy",
+    "PAGETIER_INDEX_NAMESPACES": "16",
+    "PAGETIER_EVICT_LOW": "0",
+    "PAGETIER_EVICT_HIGH": "0",
+}
+"""The daemon's settings as variables, which older commits read, too: no page is evicted before the arena is full."""
 
 
 def all_keys() -> Keys:

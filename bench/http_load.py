@@ -40,7 +40,7 @@ def measure() -> Iterator[Result]:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "http.sock"
         with (
-            Stage("--arena-size", "64MiB", "--arena-frame-size", "4KiB", "--http-listen", str(place)) as stage,
+            Stage("--arena-size", "64MiB", "--set", "arena.frame_size=4KiB", "--set", f"http.listen={place}") as stage,
             stage.client() as client,
         ):
             times = _times(stage, client, place)

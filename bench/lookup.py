@@ -245,7 +245,7 @@ def adopting(stage: Stage, geometry: Geometry) -> Iterator[Result]:
 def measure() -> Iterator[Result]:
     """Runs all measurements on one daemon."""
     geometry = Geometry(FRAME, ENTRIES, ENTRIES, 16)
-    with Stage(*SIZES) as stage:
+    with Stage(**SIZES) as stage:
         with stage.client() as client:
             yield from storing(client, "store_512_us_per_page", 2, 11)
             keys = all_keys()

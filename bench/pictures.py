@@ -84,9 +84,9 @@ def working_daemon(trace: Path, folder: Path, port: int) -> Iterator[RunningDaem
     (folder / "fleet").mkdir()
     (token := folder / "token").write_text(TOKEN)
     token.chmod(0o600)
-    disk = ("--disk-path", str(folder / "disk"), "--disk-size", "2GiB", "--disk-budget", "50GiB")
-    http = ("--http-listen", str(port), "--http-token-file", str(token))
-    fleet = ("--remote-url", f"file://{folder}/fleet")
+    disk = ("--disk-path", str(folder / "disk"), "--disk-size", "2GiB", "--set", "disk.budget=50GiB")
+    http = ("--set", f"http.listen={port}", "--set", f"http.token_file={token}")
+    fleet = ("--set", f"remote.url=file://{folder}/fleet")
     with RunningDaemon("512MiB", "32KiB", *disk, *http, *fleet) as daemon:
         assert eventually(daemon.disk_is_open, 20.0)
         with replayed(trace, daemon.socket):

@@ -163,7 +163,7 @@ def round_trips(
 
 def measure() -> Iterator[Result]:
     """Measures with one client and nothing else, in an arena that has room for all pages."""
-    size = ("--arena-size", "1GiB", "--arena-frame-size", str(FRAME))
+    size = ("--arena-size", "1GiB", "--set", f"arena.frame_size={FRAME}")
     with Stage(*size) as stage, echo_server() as echo, stage.client() as client:
         settle()
         for seed, place in enumerate(placements()):

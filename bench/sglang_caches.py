@@ -161,7 +161,7 @@ def measure() -> Iterator[Result]:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "sglang"))
     import sglang_imports  # noqa: F401  before SGLang
 
-    arguments = ("--arena-size", "3GiB", "--arena-frame-size", "64KiB")
+    arguments = ("--arena-size", "3GiB", "--set", "arena.frame_size=64KiB")
     with Stage(*arguments) as stage, tempfile.TemporaryDirectory(prefix="pagetier-bench-") as folder:
         limits = Path(folder) / "copy.toml"
         limits.write_text('queue_limit = "60s"\nreserve_timeout = "30s"\n')  # no page is left out on a busy machine

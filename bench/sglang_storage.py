@@ -182,7 +182,7 @@ def measure_layout(layout: str, master: str) -> Iterator[Result]:
     import torch
 
     with (
-        Stage("--arena-size", "2GiB", "--arena-frame-size", "64KiB") as stage,
+        Stage("--arena-size", "2GiB", "--set", "arena.frame_size=64KiB") as stage,
         tempfile.TemporaryDirectory(prefix="pagetier-bench-") as folder,
         tempfile.TemporaryDirectory(prefix="pagetier-bench-", dir="/dev/shm") as tmpfs,
     ):

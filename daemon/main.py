@@ -16,7 +16,7 @@ import click
 
 from pagetier.daemon.common.systemd_notify import Notifier
 from pagetier.daemon.common.version_option import version_option
-from pagetier.daemon.config.cli_options import ConfigCommand, NonEmptyPath, config_flags, config_options
+from pagetier.daemon.config.cli_options import NonEmptyPath, changes_meant, config_flags, config_options
 from pagetier.daemon.config.loader import ConfigError, ConfigReader
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.config_check import check_config
@@ -40,7 +40,7 @@ from pagetier.shm.stdio import exit_if_stdout_fails
 log = logging.getLogger("pagetierd")
 
 
-class DaemonCommand(ConfigCommand):
+class DaemonCommand(click.Command):
     """A command that reports usage errors in a unit file or a container like all its other errors."""
 
     def make_context(
@@ -54,6 +54,14 @@ class DaemonCommand(ConfigCommand):
             if sys.stderr.isatty():
                 raise
             give_up(Exit.USAGE, error.format_message())
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the command line. The error for a setting without a flag of its own says how to give it."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            near = changes_meant(error.option_name) or error.possibilities
+            raise click.NoSuchOption(error.option_name, possibilities=near, ctx=ctx) from error
 
 
 class Action(Enum):
@@ -110,9 +118,9 @@ def main(
 ) -> None:
     """Keep KV pages in host memory for the inference engines of this host.
 
-    Every setting can be given in a TOML file, as an environment variable, or as a flag. Variables override the file,
-    and flags override both: arena.size is `size` in the table [arena], PAGETIER_ARENA_SIZE and --arena-size. `pagetier
-    doctor` checks whether this host is ready.
+    Every setting can be given in a TOML file, as an environment variable, or by --set. Variables override the file,
+    and --set overrides both: arena.numa is `numa` in the table [arena], PAGETIER_ARENA_NUMA and --set arena.numa=VALUE.
+    `pagetier doctor` checks whether this host is ready.
 
     SIGTERM and SIGINT stop the daemon and release its memory. SIGUSR1 stops it and keeps the pages in memory for the
     next daemon, as a crash does. SIGHUP reloads the configuration; memory sizes, names and paths need a restart.

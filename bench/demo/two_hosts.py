@@ -55,7 +55,7 @@ class Host(Daemon):
     def command(self) -> list[str]:
         """The command line. The store may be slow on a machine that two engines, two hosts and it share."""
         memory = ["--name", self.name, "--socket", str(self.socket), "--arena-size", ARENA]
-        return ["pagetierd", *memory, "--remote-url", self._url, "--remote-ask-timeout", "1s"]
+        return ["pagetierd", *memory, "--set", f"remote.url={self._url}", "--set", "remote.ask_timeout=1s"]
 
     def fleet(self) -> dict[str, int | str]:
         """Returns the fleet's part of `pagetier stats --json`. Raises DemoError."""

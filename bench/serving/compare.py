@@ -109,9 +109,9 @@ def contest(folder: Path, recipe: Recipe = llama, options: Mapping[str, Any] = N
     model = recipe(folder / "model", **SIZES)
     sizes = ("--arena-size", str(HOST_BYTES), "--disk-size", str(4 * HOST_BYTES))
     # A page fills a frame: with larger frames the arena has too few of them for the pages of a round.
-    frames = ("--arena-frame-size", str(FRAME_BYTES))
+    frames = ("--set", f"arena.frame_size={FRAME_BYTES}")
     # Pages written ahead of eviction would be written while the other engines compute.
-    with Scene(folder, *sizes, *frames, "--disk-write-behind", "0") as scene:
+    with Scene(folder, *sizes, *frames, "--set", "disk.write_behind=0") as scene:
         scene.client().close()
         until("disk", scene.disk_open)
         engines: dict[str, Engine] = {}

@@ -149,7 +149,7 @@ class Requests:
 
 def measure() -> Iterator[Spread]:
     """Measures both halves with the same requests, in turn."""
-    sizes = ["--arena-size", str(4 * PAGES * PAGE), "--arena-frame-size", str(PAGE)]
+    sizes = ["--arena-size", str(4 * PAGES * PAGE), "--set", f"arena.frame_size={PAGE}"]
     with tempfile.TemporaryDirectory(prefix="pagetier-bench-") as folder, Stage(*sizes) as stage:
         stage.client().close()
         model = llama(Path(folder) / "model", hidden=256, layers=1, length=2 * TOKENS)

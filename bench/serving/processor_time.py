@@ -44,7 +44,7 @@ def measure(rounds: int, minutes: float) -> Iterator[Result]:
 
 def _engines(stack: ExitStack) -> list[Engine]:
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pagetier-bench-")))
-    stage = stack.enter_context(Stage("--arena-size", "1GiB", "--arena-frame-size", "8KiB"))
+    stage = stack.enter_context(Stage("--arena-size", "1GiB", "--set", "arena.frame_size=8KiB"))
     stage.client().close()
     model, engines = llama(folder / "model", **SMALLEST), []
     for name, transfer in {ALONE: None, NATIVE: native_transfer(), OURS: our_transfer(stage)}.items():

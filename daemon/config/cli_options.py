@@ -1,4 +1,4 @@
-"""The configuration's settings as click options, generated from the table of settings."""
+"""The configuration's settings as click options, made from the table of settings."""
 
 from __future__ import annotations
 
@@ -17,37 +17,22 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def config_options(command: _Command) -> _Command:
-    """Decorates `command` with one option for each setting. Its value is a str, or None if the option was not given."""
-    for field in reversed(fields()):
-        option = click.option(
-            field.flag,
-            field.parameter,
-            metavar=field.setting.metavar,
-            help=_help(field),
-            shell_complete=_choices(field),
-        )
-        command = option(command)
+    """Returns `command` with `--set` for all settings, and with the flags that some settings have of their own.
+
+    `config_flags` returns what they gave.
+    """
+    command = click.option(
+        "--set",
+        "changes",
+        metavar="NAME=VALUE",
+        multiple=True,
+        callback=_pairs,
+        shell_complete=_changes,
+        help="Give any setting, as --set evict.policy=lru; may be repeated. pagetierd.toml(5) describes all settings.",
+    )(command)
+    for field in reversed(_fields_with_flag()):
+        command = click.option(field.flag, field.parameter, metavar=field.setting.metavar, help=_help(field))(command)
     return command
-
-
-class ConfigCommand(click.Command):
-    """A command whose help lists its settings under the tables of the configuration."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes one section for each table, under the table's subject."""
-        for heading, records in options_by_table(self, ctx):
-            with formatter.section(heading):
-                formatter.write_dl(records)
-
-
-def options_by_table(command: click.Command, ctx: click.Context) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Returns a command's options as help texts show them, under the table that each belongs to."""
-    sections: dict[str, list[tuple[str, str]]] = {}
-    for parameter in command.get_params(ctx):
-        record = parameter.get_help_record(ctx)
-        if record is not None:
-            sections.setdefault(_heading(parameter.name), []).append(record)
-    return list(sections.items())
 
 
 def table_subject(section: str) -> str:
@@ -56,25 +41,42 @@ def table_subject(section: str) -> str:
     return (table.__doc__ or "").partition(":")[0].strip().rstrip(".")
 
 
-def _heading(parameter: str | None) -> str:
-    section = next((field.section for field in fields() if field.parameter == parameter), "")
-    return f"[{section}] {table_subject(section)}" if section else "Options"
-
-
 def config_flags(parameters: Mapping[str, Any]) -> dict[str, str | None]:
-    """Returns those of a command's `parameters` that `config_options` added, for `loader.load`."""
-    names = [field.parameter for field in fields()]
-    return {name: parameters[name] for name in names if name in parameters}
+    """Returns the settings that `config_options` read into a command's `parameters`, for `loader.load`.
+
+    `--set` overrides a setting's own flag.
+    """
+    return {field.path: parameters[field.parameter] for field in _fields_with_flag()} | dict(parameters["changes"])
 
 
-def _choices(field: Field) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """Returns the shell completion of the setting's value: the words of a choice, and nothing for free values."""
+def changes_meant(option: str) -> list[str]:
+    """Returns the `--set` for an option that spells a setting as the flags of some are: "--evict-policy"."""
+    name = option.removeprefix("--").replace("-", "_")
+    return [f"{field.flag}=VALUE" for field in fields() if field.parameter == name and not field.has_flag]
+
+
+def _fields_with_flag() -> list[Field]:
+    return [field for field in fields() if field.has_flag]
+
+
+def _pairs(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Returns names and values. Raises click.BadParameter for a text without a value."""
+    pairs = [text.partition("=") for text in texts]
+    for name, sign, _ in pairs:
+        if not sign:
+            raise click.BadParameter(f'"{name}" has no value: write --set {name}=VALUE', ctx, param)
+    return [(name.strip(), value) for name, _, value in pairs]
+
+
+def _changes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Returns the shell completion of `--set`: each name, with the words of a choice."""
+    offered = [f"{field.path}={word}" for field in fields() for word in _words(field)]
+    return [change for change in offered if change.startswith(incomplete)]
+
+
+def _words(field: Field) -> list[str]:
     words = field.setting.metavar.split("|")
-
-    def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-        return [word for word in words if len(words) > 1 and word.startswith(incomplete)]
-
-    return complete
+    return words if len(words) > 1 else [""]
 
 
 def _help(field: Field) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from pagetier.daemon.config.schema import PREFIX, Config
 from pagetier.daemon.config.value_types import Section, Setting
+
+# What a first start and several daemons on one host need.
+_FLAGS: Final = frozenset({"name", "socket", "arena.size", "disk.path", "disk.size"})
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,9 +39,14 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
         return PREFIX + self.parameter.upper()
 
     @property
+    def has_flag(self) -> bool:
+        """Whether it has a flag of its own; `--set` gives all others."""
+        return self.path in _FLAGS
+
+    @property
     def flag(self) -> str:
-        """Its flag: "--arena-size"."""
-        return "--" + self.parameter.replace("_", "-")
+        """Its name on the command line: "--arena-size", "--set arena.numa"."""
+        return "--" + self.parameter.replace("_", "-") if self.has_flag else f"--set {self.path}"
 
 
 def value_of(config: Config, field: Field) -> Any:

@@ -98,7 +98,7 @@ class ConfigReader:
         Args:
             path: The file; None for `$PAGETIER_CONFIG`, or no file.
             env: The environment.
-            flags: Values by `Field.parameter`; None for a flag that was not given.
+            flags: Values by `Field.path`; None for a flag that was not given.
         """
         named = env.get(FILE_VARIABLE)
         self._file = path if path is not None else Path(named) if named else None
@@ -239,13 +239,13 @@ def _from_environment(env: Mapping[str, str]) -> _SourcedValues:
 
 
 def _from_flags(flags: Mapping[str, str | None]) -> _SourcedValues:
-    known = {field.parameter: field for field in fields()}
+    known = {field.path: field for field in fields()}
     given: _SourcedValues = {}
-    for name, raw in flags.items():
-        if name not in known:
-            raise ConfigError(f'unknown flag "{name}"{hint(name, known)}')
+    for path, raw in flags.items():
+        if path not in known:
+            raise ConfigError(f'flag --set: unknown setting "{path}"{hint(path, known)}')
         if raw is not None:
-            given[known[name].path] = _read(known[name], raw, f"flag {known[name].flag}")
+            given[path] = _read(known[path], raw, f"flag {known[path].flag}")
     return given
 
 

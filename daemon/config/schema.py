@@ -1,7 +1,7 @@
 """The settings of the daemon: one Struct for each table of the configuration, and `fields`, derived from them.
 
-The Structs are the only list of keys: the names of variables and flags, readers, defaults and help texts follow from
-them. `arena.size` is `size` in the file's table `[arena]`, `PAGETIER_ARENA_SIZE` and `--arena-size`.
+The Structs are the only list of keys: the names of variables, readers, defaults and help texts follow from them.
+`arena.size` is `size` in the file's table `[arena]`, `PAGETIER_ARENA_SIZE` and `--set arena.size=VALUE`.
 """
 
 from __future__ import annotations

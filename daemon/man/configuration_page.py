@@ -16,14 +16,17 @@ _HEAD = """\
 
 This page is generated from the table of settings (`make man`); do not edit it.
 
-A setting can be given in three places. A flag overrides an environment variable, and a variable
-overrides the file:
+A setting can be given in three places. The command line overrides an environment variable, and a
+variable overrides the file:
 
 | place | `arena.size` is |
 | -- | -- |
 | TOML file (`--config FILE` or `PAGETIER_CONFIG`) | the key `size` in the table `[arena]` |
 | environment | `PAGETIER_ARENA_SIZE` |
-| flag of `pagetierd` | `--arena-size` |
+| command line of `pagetierd` | `--set arena.size=64GiB` |
+
+`name`, `socket`, `arena.size`, `disk.path` and `disk.size` have flags of their own, too:
+`--arena-size 64GiB`.
 
 `pagetierd --config FILE --check` validates a file. An unknown key, an unknown `PAGETIER_` variable
 or an invalid value is an error that names its place.
@@ -55,7 +58,7 @@ name without the digits of the digest:
 
 A namespace belongs to the first pattern that matches it, in the order of the file. Namespaces that
 match none have no limits and no protection. There are at most 15 patterns, and the minimums of a
-tier add up to at most 0.8. As a variable or a flag the same is
+tier add up to at most 0.8. As a variable or for `--set` the same is
 `llama-*: arena 0.3-1, disk 20%-60%; *-test: arena 0-0.1`, and `none` is no quota.
 [Operations](operations.md#quotas-by-tenant) says what quotas do.
 """

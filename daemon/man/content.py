@@ -9,7 +9,7 @@ import msgspec
 
 from pagetier import __version__
 from pagetier.daemon.cli import main as pagetier
-from pagetier.daemon.config.cli_options import options_by_table, table_subject
+from pagetier.daemon.config.cli_options import table_subject
 from pagetier.daemon.config.fields import Field, fields
 from pagetier.daemon.config.live_settings import AT_ONCE
 from pagetier.daemon.main import main as pagetierd
@@ -53,10 +53,7 @@ def pagetierd_page(release: str) -> str:
     page.section("description").text(_help(pagetierd))
     page.section("options")
     with click.Context(pagetierd, info_name="pagetierd") as ctx:
-        for heading, records in options_by_table(pagetierd, ctx):
-            page.subsection(heading)
-            for term, text in records:
-                page.item(term, text)
+        _options(page, pagetierd, ctx)
     page.section("log").text(_LOG)
     page.section("reload").text(_RELOAD)
     _exits(page, [Exit.OK, Exit.USAGE, Exit.REFUSED, Exit.UNFIT])
@@ -86,6 +83,10 @@ def _commands(page: Roff, group: click.Group, ctx: click.Context) -> None:
 def _command(page: Roff, command: click.Command, ctx: click.Context) -> None:
     page.subsection(f"{ctx.command_path} {' '.join(command.collect_usage_pieces(ctx))}")
     page.text(_help(command))
+    _options(page, command, ctx)
+
+
+def _options(page: Roff, command: click.Command, ctx: click.Context) -> None:
     for parameter in command.get_params(ctx):
         record = parameter.get_help_record(ctx)
         if record is not None and record[1] and "--help" not in record[0]:
@@ -132,12 +133,12 @@ connection until they close it, and the memory until their process ends. To revo
 
 
 def settings_page(release: str) -> str:
-    """Returns pagetierd.toml(5): each key with its variable, flag, default and help text."""
+    """Returns pagetierd.toml(5): each key with its variable, default and help text."""
     page = Roff("pagetierd.toml", 5, release)
     page.section("name").text("pagetierd.toml - the configuration of pagetierd")
     page.section("description").text(
         "A file in TOML, named by `--config` or by the variable `PAGETIER_CONFIG`. Each key can also be given as an"
-        " environment variable, which overrides the file, and as a flag, which overrides both. Unknown keys, unknown"
+        " environment variable, which overrides the file, and by `--set`, which overrides both. Unknown keys, unknown"
         " variables and invalid values are errors that name their place."
     )
     page.text(_UNITS)
@@ -155,7 +156,7 @@ def settings_page(release: str) -> str:
 
 
 def _names(field: Field) -> str:
-    names = f"`{field.flag}`, `{field.variable}`"
+    names = f"`{field.flag}`, `{field.variable}`" if field.has_flag else f"`{field.variable}`"
     if field.default is msgspec.NODEFAULT:
         return f"Default: depends on the user. {names}"
     default = field.setting.show(field.default)

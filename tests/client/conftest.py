@@ -23,7 +23,7 @@ def daemon(request: pytest.FixtureRequest) -> Iterator[RunningDaemon]:
     It evicts by LRU: tests store pages that never return, of which `cadence` would leave some out.
     """
     sizes = getattr(request.module, "ARENA", "16MiB"), getattr(request.module, "ARENA_FRAME", "64KiB")
-    with RunningDaemon(*sizes, "--evict-policy", "lru") as running:
+    with RunningDaemon(*sizes, "--set", "evict.policy=lru") as running:
         yield running
 
 

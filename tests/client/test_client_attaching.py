@@ -237,7 +237,7 @@ sys.stdin.readline()
 
 def test_a_log_line_names_the_limit_on_the_address_space() -> None:
     """A failure to map the segments is not reported as a missing daemon, and the client keeps no slot."""
-    with RunningDaemon("512MiB", "1MiB", "--arena-prefault", "lazy") as daemon:
+    with RunningDaemon("512MiB", "1MiB", "--set", "arena.prefault=lazy") as daemon:
         command = [sys.executable, "-c", _SHORT_OF_ADDRESSES, str(daemon.socket)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as engine:
             assert engine.stderr is not None

@@ -82,7 +82,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     store: Path = tmp_path_factory.mktemp("store")
     with ExitStack() as stack:
         first = FleetHost(f"file://{store}", stack, *PATIENT, arena=_ARENA)
-        yield Hosts(first, FleetHost(f"file://{store}", stack, "--remote-write", "never", *PATIENT, arena=_ARENA))
+        yield Hosts(first, FleetHost(f"file://{store}", stack, "--set", "remote.write=never", *PATIENT, arena=_ARENA))
 
 
 def longest(placed: Sequence[Placed]) -> int:
@@ -196,7 +196,7 @@ def test_pages_in_memory_on_disk_and_in_the_fleet_make_one_hit(hosts: Hosts, tmp
     group, disk = FullAttention(16), ("--disk-path", str(tmp_path / "disk"), "--disk-size", "64MiB")
     with ExitStack() as stack:
         store = hosts.first.report.url
-        second = FleetHost(store, stack, "--remote-write", "never", *PATIENT, *disk, arena=_ARENA)
+        second = FleetHost(store, stack, "--set", "remote.write=never", *PATIENT, *disk, arena=_ARENA)
         assert eventually(lambda: second.daemon.snapshot().disk.standing is Standing.OPEN, _FROM_FLEET_S)
         three_tiers = Hosts(hosts.first, second)
         three_tiers.place(group, "tiers", range(4, 8), range(8, 12))

@@ -22,7 +22,7 @@ KEYS, OTHERS = prompt(0, 10), prompt(1, 300)
 
 @pytest.fixture
 def learning() -> Iterator[RunningDaemon]:
-    running = RunningDaemon("16MiB", "64KiB", "--evict-low", "0", "--evict-high", "0")
+    running = RunningDaemon("16MiB", "64KiB", "--set", "evict.low=0", "--set", "evict.high=0")
     running.config.write_text("")
     with running as daemon:
         yield daemon
@@ -56,7 +56,7 @@ def test_a_store_keeps_its_pages_up_to_the_share(learning: RunningDaemon) -> Non
 
 
 def test_an_arena_full_of_kept_pages_takes_a_store() -> None:
-    with RunningDaemon("16MiB", "64KiB", "--evict-keep-share", "0.99") as daemon, daemon.client() as client:
+    with RunningDaemon("16MiB", "64KiB", "--set", "evict.keep_share=0.99") as daemon, daemon.client() as client:
         for number in range(16):
             client.store(prompt(100 + number, 16), bytes(16 * 100), hint=Hint.keep())
         assert store(client, OTHERS[:20], FRAME).stored == 20
@@ -72,7 +72,7 @@ def test_hints_for_pages_that_do_not_exist_are_counted(learning: RunningDaemon) 
 
 
 def test_with_lru_hints_are_accepted_and_counted() -> None:
-    with RunningDaemon("16MiB", "64KiB", "--evict-policy", "lru") as daemon, daemon.client() as client:
+    with RunningDaemon("16MiB", "64KiB", "--set", "evict.policy=lru") as daemon, daemon.client() as client:
         assert store(client, KEYS, FRAME).stored == 10
         for number, hint in enumerate((Hint.over(), Hint.returns_within(60), Hint.keep(), NO_HINT), 1):
             assert client.hint(KEYS, hint)

@@ -30,7 +30,7 @@ class Hosts(NamedTuple):
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     url = f"file://{tmp_path_factory.mktemp('store')}"
     with ExitStack() as stack:
-        yield Hosts(FleetHost(url, stack, *PATIENT), FleetHost(url, stack, "--remote-write", "never", *PATIENT))
+        yield Hosts(FleetHost(url, stack, *PATIENT), FleetHost(url, stack, "--set", "remote.write=never", *PATIENT))
 
 
 def registered(host: FleetHost, model: str, copies: str) -> tuple[RegisteredCache, npt.NDArray[np.int16]]:

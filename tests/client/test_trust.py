@@ -56,8 +56,8 @@ with Client(*sys.argv[1:], timeout=10.0) as client:
 def daemon_of(user: int, socket: Path, *more: str) -> Iterator[Path]:
     """Runs a daemon as this user, to which all users may attach."""
     name = f"pagetier-test-{secrets.token_hex(6)}"
-    arguments = [f"--name={name}", f"--socket={socket}", "--arena-size=1MiB", "--arena-frame-size=64KiB"]
-    arguments += ["--access-socket-mode=0666", f"--access-users={ALICE},{MALLORY}", *more]
+    arguments = [f"--name={name}", f"--socket={socket}", "--arena-size=1MiB", "--set=arena.frame_size=64KiB"]
+    arguments += ["--set=access.socket_mode=0666", f"--set=access.users={ALICE},{MALLORY}", *more]
     command = command_as(user, _DAEMON, "main()", *arguments)
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environ_with())

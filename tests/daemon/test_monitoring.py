@@ -24,7 +24,14 @@ EVENT = re.compile(r'event\(\s*"(\w+)"')
 def there(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Returns the names of the metrics of a daemon with all features."""
     folder = tmp_path_factory.mktemp("monitoring")
-    flags = ("--metrics-listen", str(folder / "metrics.sock"), "--disk-budget", "1GiB", "--quota", "*: arena 0.1-1")
+    flags = (
+        "--set",
+        f"metrics.listen={folder / 'metrics.sock'}",
+        "--set",
+        "disk.budget=1GiB",
+        "--set",
+        "quota=*: arena 0.1-1",
+    )
     with write_through(*flags) as daemon, daemon.client() as client:
         client.store(namespace().keys(range(16)), [bytes(1000)])
         client.match(namespace().keys(range(16))).release()

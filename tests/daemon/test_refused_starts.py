@@ -59,6 +59,8 @@ def test_a_configuration_that_does_not_parse_is_code_2(tmp_path: Path, name: str
     ("words", "message"),
     [
         (["--arena-size", "1Gb"], "--arena-size"),
+        (["--set", "evict.policy=lru"], "--set evict.policy=VALUE"),
+        (["--set", "evict.policy"], "--set evict.policy=VALUE"),
         (["--no-such-flag"], "--no-such-flag"),
         (["surplus"], "surplus"),
         (["--config", "", "--check"], "Invalid value for '--config': an empty value names no file"),
@@ -110,7 +112,7 @@ def test_a_file_at_the_sockets_path_stops_the_start(tmp_path: Path, given: list[
 
 def test_a_daemon_that_fails_at_its_socket_keeps_warm_pages(left: RunningDaemon, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert "not a socket" in refused(*arguments(left, socket=str(tmp_path / "file")))
+    assert "not a socket" in refused(*arguments(left, "--socket", str(tmp_path / "file")))
 
 
 def test_the_socket_of_a_dead_daemon_is_replaced(left: RunningDaemon) -> None:
@@ -120,7 +122,7 @@ def test_the_socket_of_a_dead_daemon_is_replaced(left: RunningDaemon) -> None:
 
 def test_two_daemons_on_one_socket(name: str) -> None:
     with RunningDaemon() as first:
-        text = refused(*arguments(first, name=name))
+        text = refused(*arguments(first, "--name", name))
         assert f"another daemon listens on {first.socket}" in text
         fill(first)
 
@@ -129,7 +131,7 @@ def test_two_daemons_on_one_socket(name: str) -> None:
 
 
 def test_an_arena_larger_than_the_host(given: list[str]) -> None:
-    text = refused(*given, "--arena-size", "900TiB", "--arena-frame-size=4MiB")
+    text = refused(*given, "--arena-size", "900TiB", "--set=arena.frame_size=4MiB")
     assert "an arena of 900.0 TiB does not fit" in text
     assert "would fit: arena.size = " in text
 
@@ -147,7 +149,7 @@ def test_an_arena_larger_than_dev_shm(given: list[str]) -> None:
 @own_shm
 @pytest.mark.parametrize(
     ("more", "words"),
-    [((), "memory ran out"), (("--index-entries", "1000000"), "cannot allocate the memory of the index")],
+    [((), "memory ran out"), (("--set", "index.entries=1000000"), "cannot allocate the memory of the index")],
     ids=["arena", "index"],
 )
 def test_memory_that_runs_out_stops_the_start(given: list[str], more: tuple[str, ...], words: str) -> None:

@@ -54,7 +54,7 @@ def test_a_socket_stays_lost_while_another_daemon_listens_there(tmp_path: Path) 
 
 def test_removed_http_sockets_are_opened_again_for_a_new_process(tmp_path: Path) -> None:
     paths = [tmp_path / "http.sock", tmp_path / "metrics.sock"]
-    with RunningDaemon("1MiB", "64KiB", "--http-listen", str(paths[0]), "--metrics-listen", str(paths[1])):
+    with RunningDaemon("1MiB", "64KiB", "--set", f"http.listen={paths[0]}", "--set", f"metrics.listen={paths[1]}"):
         for path in paths:
             assert call(path, "GET", "/healthz")[0] == 200
             path.unlink()

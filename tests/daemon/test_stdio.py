@@ -143,8 +143,8 @@ def test_a_daemon_without_stderr_has_the_same_exit_codes(words: str, code: Exit,
 @pytest.mark.parametrize("without", NO_STDERR)
 def test_a_daemon_without_stderr_serves_with_its_worker(without: str) -> None:
     daemon = DiskDaemon()
-    words = f"--name {daemon.name} --socket {daemon.socket} --arena-size 1MiB --arena-frame-size 64KiB"
-    words += f" --disk-path {daemon.disk} --disk-size 64MiB --disk-environments 2"
+    words = f"--name {daemon.name} --socket {daemon.socket} --arena-size 1MiB --set arena.frame_size=64KiB"
+    words += f" --disk-path {daemon.disk} --disk-size 64MiB --set disk.environments=2"
     with daemon.folder, subprocess.Popen(command(f"pagetierd {words} {without}")) as process, ExitStack() as failing:
         failing.callback(process.kill)
         daemon.process = process

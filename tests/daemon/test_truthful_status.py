@@ -81,7 +81,7 @@ def test_a_disk_that_was_given_up_at_a_stop_is_not_said_to_answer(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(SOON_STALLED)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    with DiskDaemon(16, "64MiB", "--disk-write", "through", "--disk-stop-timeout", "1s") as daemon:
+    with DiskDaemon(16, "64MiB", "--set", "disk.write=through", "--set", "disk.stop_timeout=1s") as daemon:
         daemon.kill_worker(signal.SIGSTOP)
         with Engine(daemon) as engine:
             engine.store(range(8))

@@ -31,11 +31,11 @@ class Hosts:
 
     def __init__(self, name: str, stack: ExitStack, flags: Sequence[str]) -> None:
         self._stack = stack
-        shared = (*flags, "--remote-timeout", f"{LONG_S}s")
+        shared = (*flags, "--set", f"remote.timeout={LONG_S}s")
         self.first = stack.enter_context(scene_of(name, *shared))
         self._turns, asked = (
             stack.enter_context(Turns()),
-            ("--remote-write", "never", "--remote-ask-timeout", f"{ASK_S}s"),
+            ("--set", "remote.write=never", "--set", f"remote.ask_timeout={ASK_S}s"),
         )
         self.second: Scene = stack.enter_context(scene_of(name, *shared, *asked, before=self._turns.before))
 

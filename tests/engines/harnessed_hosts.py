@@ -123,7 +123,7 @@ def two_hosts(folder: Path, ask: float = LONG_S) -> Iterator[Fleet]:
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(HARNESS))
         first = FleetHost(url, stack, *PATIENT)
-        asked = ("--remote-ask-timeout", f"{ask}s", "--remote-timeout", "20s")
-        second = FleetHost(url, stack, "--remote-write", "never", *asked)
+        asked = ("--set", f"remote.ask_timeout={ask}s", "--set", "remote.timeout=20s")
+        second = FleetHost(url, stack, "--set", "remote.write=never", *asked)
         yield Fleet(first, second, stack.enter_context(second.daemon.client()), folder)
         assert second.daemon.findings() == []

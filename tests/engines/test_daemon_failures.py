@@ -198,7 +198,7 @@ def test_answers_are_right_while_the_disk_is_full(trouble: Trouble) -> None:
         trouble.daemon.stop()
         trouble.daemon.disk = folder / "disk"
         try:
-            trouble.start("--fresh", "--disk-write", "through")
+            trouble.start("--fresh", "--set", "disk.write=through")
             trouble.store()
             assert trouble.daemon.pagetier("flush", "--to-disk").exit_code == 1
             assert trouble.is_right(ask_after_reset(trouble.engine, *PROMPTS))

@@ -23,7 +23,7 @@ def hosts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("store")
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(HARNESS))
-        hosts = Hosts(request.param, stack, ["--remote-url", f"{_STORE}{folder}"])
+        hosts = Hosts(request.param, stack, ["--set", f"remote.url={_STORE}{folder}"])
         hosts.compute()
         yield hosts
 

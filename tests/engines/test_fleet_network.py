@@ -46,7 +46,7 @@ def connected(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     with network() as net, ExitStack() as stack:
         server = S3Server(tmp_path_factory.mktemp("s3"), STORE, net.store.enter)
         stack.callback(server.process.kill)
-        hosts = Hosts(request.param, stack, ["--remote-url", server.url, "--remote-worker", "service"])
+        hosts = Hosts(request.param, stack, ["--set", f"remote.url={server.url}", "--set", "remote.worker=service"])
         for scene in (hosts.first, hosts.second):
             stack.enter_context(worker_of(scene, net.add_host().enter))
         hosts.compute()

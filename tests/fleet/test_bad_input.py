@@ -37,7 +37,7 @@ def test_a_certificate_that_is_not_trusted_is_named_and_can_be_trusted(s3: S3Ser
 def test_clocks_that_disagree_close_the_fleet_until_they_agree(s3: S3Server, prefix: str, tmp_path: Path) -> None:
     clock = Clock(tmp_path / "clock")
     with ExitStack() as stack:
-        more = ("--remote-prefix", prefix, "--remote-timeout", "5s", "--remote-ask-timeout", "1s")
+        more = ("--set", f"remote.prefix={prefix}", "--set", "remote.timeout=5s", "--set", "remote.ask_timeout=1s")
         host = FleetHost(s3.url, stack, *more, before=clock.before)
         host.share("far", pages_of(1, SIZE))
         host.daemon.drop_all_pages()

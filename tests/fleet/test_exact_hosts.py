@@ -57,8 +57,8 @@ def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("hosts")
     path = str(key_file(folder)) if keyed else ""
     prefix = f"hosts-{folder.name}-{request.param}"
-    more = ["--remote-prefix", prefix, *PATIENT]
-    more += ["--remote-key-file", path] if keyed else []
+    more = ["--set", f"remote.prefix={prefix}", *PATIENT]
+    more += ["--set", f"remote.key_file={path}"] if keyed else []
     with ExitStack() as stack:
         first, second = (FleetHost(server.url, stack, *more, arena="192MiB") for _ in range(2))
         objects = OpenedFleet(FleetOptions(url=server.url, prefix=prefix, key_file=path, timeout_s=20, buffers=4 << 20))
@@ -163,7 +163,7 @@ def test_pages_of_another_key_are_misses(fleet: Fleet, tmp_path: Path) -> None:
     page = pages_of(2, SMALL)
     fleet.first.share("own key", page)
     with ExitStack() as stack:
-        more = ("--remote-prefix", options.prefix, "--remote-key-file", str(other), *PATIENT)
+        more = ("--set", f"remote.prefix={options.prefix}", "--set", f"remote.key_file={other}", *PATIENT)
         host = FleetHost(options.url, stack, *more)
         assert host.load("own key", 2, SMALL).pages == 0
         assert eventually(lambda: host.report.foreign == 2, LONG_S), host.report

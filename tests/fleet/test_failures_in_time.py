@@ -25,8 +25,11 @@ ASK_S = 0.2
 TIMEOUT_S = 1.0
 CLOSES_S = 62.0  # the longest pause twice: on a busy machine the answer to a probe may be late
 SIZE, CHAINS = 100_000, 150
-MORE = ("--remote-ask-timeout", f"{ASK_S}s", "--remote-timeout")
-WRITER, READER = (*MORE, "20s"), (*MORE, f"{TIMEOUT_S}s")  # a new store allocates its files at the first writes
+MORE = ("--set", f"remote.ask_timeout={ASK_S}s", "--set")
+WRITER, READER = (
+    (*MORE, "remote.timeout=20s"),
+    (*MORE, f"remote.timeout={TIMEOUT_S}s"),
+)  # a new store allocates its files at the first writes
 NEAR = pages_of(4, SIZE, 7)
 
 
@@ -60,7 +63,7 @@ def s3_fleet(tmp_path_factory: pytest.TempPathFactory, credentials: None) -> Ite
 @pytest.fixture(scope="module")
 def mooncake_fleet(tmp_path_factory: pytest.TempPathFactory, has_mooncake: None) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("mooncake")
-    more = ("--remote-key-file", str(key_file(folder)))
+    more = ("--set", f"remote.key_file={key_file(folder)}")
     with (
         network() as net,
         mooncake_servers(folder, STORE, net.store.enter) as servers,

@@ -71,7 +71,7 @@ def test_a_question_that_hangs_ends_with_its_store(server: HangingS3) -> None:
 
 def test_a_daemon_stops_while_all_requests_hang(server: HangingS3) -> None:
     with ExitStack() as stack:
-        host = FleetHost(server.url, stack, "--remote-timeout", "60s", "--remote-ask-timeout", "30s")
+        host = FleetHost(server.url, stack, "--set", "remote.timeout=60s", "--set", "remote.ask_timeout=30s")
         server.hangs = frozenset({"PUT"})
         assert host.client.store(keys_of("write", 4), pages_of(4, SIZE)).stored == 4
         assert eventually(lambda: "PUT" in server.hung, OPEN_S)

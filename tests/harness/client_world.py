@@ -41,7 +41,7 @@ class ClientWorld:
     """
 
     def __init__(self, folder: Path) -> None:
-        flags = ("--disk-path", str(folder), "--disk-size", "64MiB", "--disk-write", "through")
+        flags = ("--disk-path", str(folder), "--disk-size", "64MiB", "--set", "disk.write=through")
         self.daemon = RunningDaemon(str(FRAMES * PAGE), str(PAGE), *flags).start()
         self.clients: list[Client] = []
         self.begin()

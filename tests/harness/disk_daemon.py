@@ -21,8 +21,8 @@ from running_daemon import RunningDaemon, namespace
 
 FRAME = 1 << 16
 FRAMES = 16
-IN_LMDB = ("--disk-store", "lmdb")
-IN_FILES = ("--disk-store", "files")
+IN_LMDB = ("--set", "disk.store=lmdb")
+IN_FILES = ("--set", "disk.store=files")
 _OTHERS = namespace(salt="others")
 
 
@@ -40,7 +40,7 @@ class DiskDaemon(RunningDaemon):
         before: Sequence[str] = (),
         disk: Path | None = None,
     ) -> None:
-        super().__init__(str(frames * FRAME), str(FRAME), "--disk-environments", "2", *more, before=before)
+        super().__init__(str(frames * FRAME), str(FRAME), "--set", "disk.environments=2", *more, before=before)
         self.disk = disk or Path(self.folder.name) / "disk"
         self.frames = frames
         self._size = size
@@ -191,4 +191,4 @@ def evicted(daemon: DiskDaemon, engine: Engine, first: int, pages: int = 8) -> r
 
 def write_through(*more: str, before: Sequence[str] = (), disk: Path | None = None) -> DiskDaemon:
     """Returns a daemon that writes all pages at once."""
-    return DiskDaemon(FRAMES, "64MiB", "--disk-write", "through", *more, before=before, disk=disk)
+    return DiskDaemon(FRAMES, "64MiB", "--set", "disk.write=through", *more, before=before, disk=disk)

@@ -19,7 +19,7 @@ from running_daemon import RunningDaemon, namespace
 
 Pages = npt.NDArray[np.uint8]
 OPEN_S = 60.0
-PATIENT = ("--remote-timeout", "60s", "--remote-ask-timeout", "5s")
+PATIENT = ("--set", "remote.timeout=60s", "--set", "remote.ask_timeout=5s")
 """For tests in which the fleet answers: a busy machine may take longer than the defaults."""
 _WRITTEN_S = 60.0
 
@@ -46,7 +46,7 @@ class FleetHost:
         self, url: str, stack: ExitStack, *more: str, arena: str = "16MiB", before: Sequence[str] = ()
     ) -> None:
         self._turns = stack.enter_context(Turns())
-        flags, before = ("--remote-url", url, *more), (*before, *self._turns.before)
+        flags, before = ("--set", f"remote.url={url}", *more), (*before, *self._turns.before)
         self.daemon = stack.enter_context(RunningDaemon(arena, "64KiB", *flags, before=before))
         assert eventually(lambda: self.report.standing == "open", OPEN_S), self.daemon.log.read_text()
         self.client: Client = stack.enter_context(self.daemon.client(timeout=OPEN_S))

@@ -43,7 +43,7 @@ _ENVIRON: Final = {
 @contextmanager
 def _daemon_of(user: int, name: str) -> Iterator[None]:
     """Runs a daemon of this user at the default socket, and kills it at the end."""
-    words = [f"--name={name}", f"--socket={_RUN}/pagetier.sock", "--arena-size=16MiB", "--access-socket-mode=0666"]
+    words = [f"--name={name}", f"--socket={_RUN}/pagetier.sock", "--arena-size=16MiB", "--set=access.socket_mode=0666"]
     imports = "import asyncio, concurrent.futures.thread\nfrom pagetier.daemon.main import main"
     command = command_as(user, imports, "main()", *words)
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

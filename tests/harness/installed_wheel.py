@@ -59,7 +59,7 @@ def link(of: metadata.Distribution, site: Path) -> None:
 def serving(daemon: Sequence[str | Path], folder: Path, arena: str = "8MiB", **environ: str) -> Iterator[Path]:
     """Runs a command that starts `pagetierd`, yields its socket, and asserts that it stops and leaves no memory."""
     name, socket, log = f"pagetier-test-{secrets.token_hex(6)}", folder / "pagetier.sock", folder / "log"
-    arguments = ["--name", name, "--socket", socket, "--arena-size", arena, "--arena-frame-size", "64KiB"]
+    arguments = ["--name", name, "--socket", socket, "--arena-size", arena, "--set", "arena.frame_size=64KiB"]
     with log.open("wb") as file:
         process = subprocess.Popen(list(map(str, [*daemon, *arguments])), stderr=file, env=_own() | environ)
     try:

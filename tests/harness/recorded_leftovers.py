@@ -16,13 +16,22 @@ from running_daemon import RunningDaemon
 
 FRAME = 4096
 ARENA = "256KiB"
-DISK = ("--disk-size", "16MiB", "--disk-environments", "1", "--disk-write", "through", "--disk-store", "lmdb")
+DISK = (
+    "--disk-size",
+    "16MiB",
+    "--set",
+    "disk.environments=1",
+    "--set",
+    "disk.write=through",
+    "--set",
+    "disk.store=lmdb",
+)
 KEYS = prompt(3, pages=6)
 
 
 def daemon_with_disk(disk: Path, *more: str) -> RunningDaemon:
     """Returns a daemon with the sizes of the recording, and a disk tier in this folder. It is not started yet."""
-    return RunningDaemon(ARENA, str(FRAME), "--index-namespaces", "8", "--disk-path", str(disk), *DISK, *more)
+    return RunningDaemon(ARENA, str(FRAME), "--set", "index.namespaces=8", "--disk-path", str(disk), *DISK, *more)
 
 
 def record(file: Path) -> None:

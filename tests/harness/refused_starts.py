@@ -84,10 +84,10 @@ def shared_memory(name: str) -> list[str]:
     return sorted(path.name for path in Path("/dev/shm").glob(f"{name}.*"))
 
 
-def arguments(daemon: RunningDaemon, **other: str) -> list[str]:
-    """Returns the options of such a daemon, some of them changed."""
-    given = {"name": daemon.name, "socket": str(daemon.socket), "arena_size": "16MiB", "arena_frame_size": "64KiB"}
-    return [word for key, value in (given | other).items() for word in (f"--{key.replace('_', '-')}", value)]
+def arguments(daemon: RunningDaemon, *more: str) -> list[str]:
+    """Returns the options of such a daemon, and `more`, which override them."""
+    sizes = ["--arena-size", "16MiB", "--set", "arena.frame_size=64KiB"]
+    return ["--name", daemon.name, "--socket", str(daemon.socket), *sizes, *more]
 
 
 def refused(*arguments: str, code: str = MAIN, before: Sequence[str] = ()) -> str:

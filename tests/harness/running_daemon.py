@@ -57,7 +57,7 @@ class RunningDaemon:
         self.socket = Path(self.folder.name) / "pagetier.sock"
         self.log = Path(self.folder.name) / "log"
         self.config = Path(self.folder.name) / "pagetierd.toml"
-        self._arguments = ["--arena-size", arena, "--arena-frame-size", frame, *more]
+        self._arguments = ["--arena-size", arena, "--set", f"arena.frame_size={frame}", *more]
         self._before = before
         self.process: subprocess.Popen[bytes] | None = None
         self._lives = 0

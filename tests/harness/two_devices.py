@@ -27,7 +27,9 @@ class TwoDevices(DiskDaemon):
     def __init__(
         self, *more: str, folders: Sequence[Path] = (), size: str = "64MiB", before: Sequence[str] = ()
     ) -> None:
-        super().__init__(FRAMES, size, "--disk-write", "through", "--index-entries", "4000", *more, before=before)
+        super().__init__(
+            FRAMES, size, "--set", "disk.write=through", "--set", "index.entries=4000", *more, before=before
+        )
         self.folders = list(folders) or [Path(self.folder.name) / name for name in ("first", "second")]
 
     def start(self, *more: str) -> Self:

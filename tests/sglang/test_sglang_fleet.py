@@ -19,14 +19,14 @@ SHORT = 3  # pages with less than 256 tokens
 KINDS = ("mha", "swa", "mamba")
 _WAIT_S = 60.0
 HANGS = pytest.mark.parametrize(
-    "ask", [("--remote-timeout", "1h", "--remote-ask-timeout", "1h")]
+    "ask", [("--set", "remote.timeout=1h", "--set", "remote.ask_timeout=1h")]
 )  # the daemon, too, waits for the store as long as it hangs
 
 
 @pytest.fixture
 def ask() -> tuple[str, ...]:
     """Returns how long the second daemon waits for an answer of the store."""
-    return ("--remote-ask-timeout", "2s")  # for a busy machine
+    return ("--set", "remote.ask_timeout=2s")  # for a busy machine
 
 
 @pytest.fixture

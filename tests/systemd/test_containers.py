@@ -62,7 +62,9 @@ def container(daemon: RunningDaemon, first: int, count: int, user: int = STRANGE
 
 @pytest.fixture
 def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon("16MiB", "64KiB", "--access-users", str(STRANGER), "--access-socket-mode", "0666") as daemon:
+    with RunningDaemon(
+        "16MiB", "64KiB", "--set", f"access.users={STRANGER}", "--set", "access.socket_mode=0666"
+    ) as daemon:
         Path(daemon.folder.name).chmod(0o755)
         yield daemon
 

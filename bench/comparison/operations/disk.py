@@ -25,10 +25,10 @@ def measure(recorder: Recorder) -> None:
     The folder is beside the benchmarks, because /tmp may be memory.
     """
     parent = os.environ.get("BENCH_DISK_FOLDER", Path(__file__).parents[2])
-    sizes = ("--arena-size", "640MiB", "--disk-size", "1GiB", "--disk-write-behind", "0")
+    sizes = ("--arena-size", "640MiB", "--disk-size", "1GiB")
     with (
         tempfile.TemporaryDirectory(prefix=".disk-", dir=parent) as folder,
-        Scene(Path(folder), *sizes) as scene,
+        Scene(Path(folder), *sizes, PAGETIER_DISK_WRITE_BEHIND="0") as scene,
         recorder.attached(scene) as client,
     ):
         until("disk", scene.disk_open)

@@ -14,7 +14,10 @@ _ROTATED = 128 * MIB  # more than fits into the caches
 
 def measure(recorder: Recorder) -> None:
     """Measures large pages one at a time, and small ones 64 at a time."""
-    with Stage("--arena-size", "512MiB", "--arena-frame-size", "64KiB") as stage, recorder.attached(stage) as client:
+    with (
+        Stage("--arena-size", "512MiB", PAGETIER_ARENA_FRAME_SIZE="64KiB") as stage,
+        recorder.attached(stage) as client,
+    ):
         settle()
         _copy(recorder, client, "8 MiB", 8 * MIB, 1)
         _copy(recorder, client, "64 x 64 KiB", MIB // 16, 64)

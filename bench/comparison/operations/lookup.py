@@ -19,7 +19,7 @@ _STORED, _CALLS = 512, 100
 
 def measure(recorder: Recorder) -> None:
     """Measures on one daemon. The index has room for the pages that are stored, so none is evicted."""
-    with Stage(*SIZES) as stage, recorder.attached(stage) as client:
+    with Stage(**SIZES) as stage, recorder.attached(stage) as client:
         keys = all_keys()[: ENTRIES - _STORED * _SAMPLES]
         fill(client, keys)
         settle()

@@ -103,7 +103,7 @@ class PagetierCache:
     def __enter__(self) -> Self:
         self._folder = Path(tempfile.mkdtemp(prefix="race-pagetier-", dir=self._parent))
         frame = min(self._sizes.page, 1 << 20)
-        sizes = ["--arena-size", str(self._sizes.memory), "--arena-frame-size", str(frame), *self._options]
+        sizes = ["--arena-size", str(self._sizes.memory), "--set", f"arena.frame_size={frame}", *self._options]
         if self._sizes.disk:
             self._stage: Stage = Scene(self._folder, *sizes, "--disk-size", str(self._sizes.disk))
         else:

@@ -157,7 +157,7 @@ def _native(_folder: Path, _stack: ExitStack) -> tuple[str, list[Transfer]]:
 
 
 def _pagetier(_folder: Path, stack: ExitStack) -> tuple[str, list[Transfer]]:
-    stage = stack.enter_context(Stage("--arena-size", str(MEMORY), "--arena-frame-size", str(FRAME_BYTES)))
+    stage = stack.enter_context(Stage("--arena-size", str(MEMORY), "--set", f"arena.frame_size={FRAME_BYTES}"))
     stage.client().close()
     return "pagetier", [our_transfer(stage)] * ENGINES
 

@@ -28,9 +28,9 @@ _REFUSED: Final = 4
 _PAUSE_S: Final = 0.01
 _PROBE_S: Final = 1.0
 _STOP_S: Final = 60.0  # includes the writes to a disk tier that is kept
-_SKIP_FINAL_WRITES: Final = "--disk-stop-timeout=1ms"
+_SKIP_FINAL_WRITES: Final = "--set=disk.stop_timeout=1ms"
 # A replay measures hits, not timeouts: pages are written to disk, however slow it is.
-_DISK_TIMEOUT: Final = "--disk-store-timeout=10s"
+_DISK_TIMEOUT: Final = "--set=disk.store_timeout=10s"
 
 # The daemon is a process and not an import, because clients know it only by its socket. If this process is killed, the
 # kernel stops the daemon (prctl 1 is PR_SET_PDEATHSIG, signal 15 is SIGTERM), which then removes the folder. The kernel
@@ -81,7 +81,7 @@ class PrivateDisk(msgspec.Struct, frozen=True):
         """Returns the options of a daemon with this temporary folder."""
         path = self.path.absolute() if self.path else folder / "disk"
         flags = [f"--disk-path={path}", f"--disk-size={self.size}", _DISK_TIMEOUT]
-        flags += [f"--disk-write={self.write}"] if self.write else []
+        flags += [f"--set=disk.write={self.write}"] if self.write else []
         return flags if self.path else [*flags, _SKIP_FINAL_WRITES]
 
 
@@ -120,9 +120,9 @@ class PrivateDaemon:
             f"--name={self._name}",
             f"--socket={self.socket}",
             f"--arena-size={arena}",
-            f"--arena-frame-size={frame_bytes(page_bytes)}",
-            "--evict-low=0",
-            "--evict-high=0",
+            f"--set=arena.frame_size={frame_bytes(page_bytes)}",
+            "--set=evict.low=0",
+            "--set=evict.high=0",
             *(disk.flags(Path(self._folder.name)) if disk else []),
         )
 

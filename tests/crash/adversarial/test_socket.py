@@ -34,7 +34,7 @@ MOST_LINES = 4 * LINES + 20
 @pytest.fixture
 def daemon() -> Iterator[RunningDaemon]:
     """Yields a daemon that leaves out no page, so that each page of the honest engine is found."""
-    flags = ("--access-socket-mode", "0666", "--evict-policy", "lru")
+    flags = ("--set", "access.socket_mode=0666", "--set", "evict.policy=lru")
     with RunningDaemon(str(FRAMES * FRAME), str(FRAME), *flags) as daemon:
         Path(daemon.folder.name).chmod(0o755)
         yield daemon
@@ -81,7 +81,7 @@ def test_ten_thousand_connections_do_not_exhaust_few_descriptors() -> None:
     """An attached engine is served all the time, a later one attaches, and nothing stays open."""
     with (
         RunningDaemon(
-            str(FRAMES * FRAME), str(FRAME), "--evict-policy", "lru", before=["prlimit", f"--nofile={FEW}"]
+            str(FRAMES * FRAME), str(FRAME), "--set", "evict.policy=lru", before=["prlimit", f"--nofile={FEW}"]
         ) as daemon,
         served_beside(daemon, ["crowd"] * (10_000 // CROWD), FEW - cost_of(daemon.pid).descriptors),
         daemon.client() as late,
@@ -102,7 +102,7 @@ def test_endless_requests_do_not_delay_an_engine(daemon: RunningDaemon) -> None:
 
 
 def test_requests_that_walk_a_large_index_do_not_delay_an_engine() -> None:
-    with DiskDaemon(FRAMES, "64MiB", "--index-entries", "1000000") as daemon:
+    with DiskDaemon(FRAMES, "64MiB", "--set", "index.entries=1000000") as daemon:
         expect_served(daemon, "saving")
 
 
@@ -115,7 +115,9 @@ def test_a_user_that_may_not_attach_cannot_delay_an_engine(daemon: RunningDaemon
 
 @as_root
 def test_observers_leave_connections_for_an_engine() -> None:
-    with RunningDaemon("16MiB", "64KiB", "--access-socket-mode", "0666", "--access-watch-users", "nobody") as daemon:
+    with RunningDaemon(
+        "16MiB", "64KiB", "--set", "access.socket_mode=0666", "--set", "access.watch_users=nobody"
+    ) as daemon:
         Path(daemon.folder.name).chmod(0o755)
         with ExitStack() as stack:
             for _ in range(5):  # a process has a quarter of all connections

@@ -248,7 +248,7 @@ def test_a_burst_rejects_no_page_and_fills_the_memory(daemon: RunningDaemon) -> 
 
 
 def test_with_lru_a_burst_keeps_the_newest_pages() -> None:
-    with RunningDaemon(str(FRAMES * PAGE), str(PAGE), "--evict-policy", "lru") as daemon:
+    with RunningDaemon(str(FRAMES * PAGE), str(PAGE), "--set", "evict.policy=lru") as daemon:
         kept = _kept_after_a_burst(daemon, {Outcome.STORED})
     assert any(pages[-1] == 8 for pages in kept.values()), "the engine that ended first may have no page left"
     for pages in kept.values():

@@ -31,8 +31,8 @@ def clock(tmp_path: Path) -> Clock:
 
 @pytest.fixture
 def daemon(clock: Clock) -> Iterator[DiskDaemon]:
-    expiry = f"--store-reservation-timeout={EXPIRY_S}s"
-    with DiskDaemon(64, "64MiB", "--disk-write", "through", expiry, before=clock.before) as daemon:
+    expiry = f"--set=store.reservation_timeout={EXPIRY_S}s"
+    with DiskDaemon(64, "64MiB", "--set", "disk.write=through", expiry, before=clock.before) as daemon:
         yield daemon
 
 

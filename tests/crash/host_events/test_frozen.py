@@ -19,8 +19,8 @@ EXPIRY_S = 1.0  # shorter than the stop, so that a wrong use of time would be vi
 
 @pytest.fixture
 def daemon() -> Iterator[DiskDaemon]:
-    times = (f"--store-reservation-timeout={EXPIRY_S}s", "--store-quarantine=50ms")
-    with DiskDaemon(64, "64MiB", "--disk-write", "through", *times) as daemon:
+    times = (f"--set=store.reservation_timeout={EXPIRY_S}s", "--set=store.quarantine=50ms")
+    with DiskDaemon(64, "64MiB", "--set", "disk.write=through", *times) as daemon:
         yield daemon
 
 

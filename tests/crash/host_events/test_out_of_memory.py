@@ -57,7 +57,7 @@ def prefer(pid: int) -> None:
 def test_a_process_killed_for_lack_of_memory_affects_no_other(tmp_path: Path, victim: str) -> None:
     with (
         limited(LIMIT) as group,
-        DiskDaemon(256, "64MiB", "--disk-write", "through", before=group.before) as daemon,
+        DiskDaemon(256, "64MiB", "--set", "disk.write=through", before=group.before) as daemon,
         EngineGroup(daemon) as company,
     ):
         for seed in range(2):

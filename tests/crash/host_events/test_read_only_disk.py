@@ -25,7 +25,7 @@ class OnMount(DiskDaemon):
     """A daemon with a disk tier on that file system."""
 
     def __init__(self, mount: Path) -> None:
-        super().__init__(16, "64MiB", "--disk-write", "through", "--disk-sync", "1s")
+        super().__init__(16, "64MiB", "--set", "disk.write=through", "--set", "disk.sync=1s")
         self.disk = mount / "disk"
 
 

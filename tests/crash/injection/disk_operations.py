@@ -36,8 +36,8 @@ class WithDisk(Operation):
 
     @classmethod
     def flags_in(cls, folder: Path) -> tuple[str, ...]:
-        disk = "--disk-path", str(folder / "disk"), "--disk-size", cls.size, "--disk-environments", "2"
-        return *disk, *IN_LMDB, "--disk-write", cls.rule, "--index-entries", str(cls.entries)
+        disk = "--disk-path", str(folder / "disk"), "--disk-size", cls.size, "--set", "disk.environments=2"
+        return *disk, *IN_LMDB, "--set", f"disk.write={cls.rule}", "--set", f"index.entries={cls.entries}"
 
     def prepare(self) -> None:
         self.pages = self.put_on_disk(self.before)

@@ -22,8 +22,8 @@ class WithFleet(Operation):
     @classmethod
     def flags_in(cls, folder: Path) -> tuple[str, ...]:
         (folder / "fleet").mkdir()
-        limits = "--remote-ask-timeout", "2s", "--remote-timeout", "5s"
-        return "--remote-url", f"file://{folder}/fleet", *limits, "--remote-buffers", "1MiB"
+        limits = "--set", "remote.ask_timeout=2s", "--set", "remote.timeout=5s"
+        return "--set", f"remote.url=file://{folder}/fleet", *limits, "--set", "remote.buffers=1MiB"
 
     def prepare(self) -> None:
         self.pages = self.scene.numbers(FEW)

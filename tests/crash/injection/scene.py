@@ -33,10 +33,11 @@ class InjectionScene:
     def __init__(self, on: Stage, folder: Path, flags: Sequence[str], timeout: float = CALL_S) -> None:
         self.injector, self.turns = on.injector, on.turns
         self.daemon = ForkedDaemon(
-            on.fork_client, str(FRAMES * FRAME), str(FRAME), "--store-quarantine", QUARANTINE, *flags
+            on.fork_client, str(FRAMES * FRAME), str(FRAME), "--set", f"store.quarantine={QUARANTINE}", *flags
         )
-        self.has_disk = "--disk-path" in flags or "--remote-url" in flags
-        self._tier = FLEET_NAME if "--remote-url" in flags else WORKER_NAME
+        has_fleet = any(flag.startswith("remote.url=") for flag in flags)
+        self.has_disk = "--disk-path" in flags or has_fleet
+        self._tier = FLEET_NAME if has_fleet else WORKER_NAME
         self.folder = folder
         self._fork_client = on.fork_client
         self._timeout = timeout

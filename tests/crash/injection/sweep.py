@@ -67,7 +67,7 @@ def sweep(
     Raises AssertionError for a case that breaks a promise.
     """
     policy = random.Random(f"{SEED} {kind.__name__}").choice(POLICIES)
-    with InjectionScene(on, folder, (*kind.flags_in(folder), *flags, "--evict-policy", policy)) as scene:
+    with InjectionScene(on, folder, (*kind.flags_in(folder), *flags, "--set", f"evict.policy={policy}")) as scene:
         cases = choose(scene)
         missed = [case for case in cases if not _met(scene, kind, case, policy)]
     log.warning(

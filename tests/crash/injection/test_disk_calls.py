@@ -84,7 +84,7 @@ def test_disk_calls_that_go_wrong_break_no_promise(
     The number of calls of a batch varies, so a late one may not be made; on a machine with more load than cores, less
     than half of a part's cases were reached.
     """
-    flags: tuple[str, ...] = ("--disk-stop-timeout", f"{STOP_S}s", "--disk-store", store)
+    flags: tuple[str, ...] = ("--set", f"disk.stop_timeout={STOP_S}s", "--set", f"disk.store={store}")
     if kind is disk_operations.FillDisk and store == "files":
         flags += ("--disk-size", disk_operations.SMALL_IN_FILES)
     swept = sweep(on, kind, tmp_path, flags, lambda scene: part.of(call_cases(record(scene, kind).calls)))

@@ -137,7 +137,7 @@ def test_power_losses_of_a_real_worker_break_no_promise(
     for name, value in recording(folder / "tier", folder / "stream").items():
         monkeypatch.setenv(name, value)
     pages = namespace().keys(range(16 * 40))
-    with write_through("--disk-store", store, disk=folder / "tier") as daemon:
+    with write_through("--set", f"disk.store={store}", disk=folder / "tier") as daemon:
         monkeypatch.undo()
         with daemon.client() as client, Journal(folder / "witness.journal") as journal:
             witness = Witness(client, journal, SEED, FRAME - 8)

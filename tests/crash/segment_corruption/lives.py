@@ -24,7 +24,16 @@ from segment_corruption.engine import Seen
 _LATE_S: Final = 60.0
 _KINDS: Final = ("index", "locks", "arena")
 _FLAGS: Final = (
-    *("--index-entries", "256", "--index-namespaces", "8", "--store-quarantine", "50ms", "--arena-threads", "1"),
+    *(
+        "--set",
+        "index.entries=256",
+        "--set",
+        "index.namespaces=8",
+        "--set",
+        "store.quarantine=50ms",
+        "--set",
+        "arena.threads=1",
+    ),
 )
 
 

@@ -40,7 +40,7 @@ def absent(daemon: RunningDaemon) -> dict[str, int]:
 
 def test_the_prediction_for_the_present_arena_is_what_it_hits() -> None:
     draw, pages, found = random.Random(5), 0, 0
-    with RunningDaemon("16MiB", "64KiB", "--evict-policy", "lru") as daemon, daemon.client() as client:
+    with RunningDaemon("16MiB", "64KiB", "--set", "evict.policy=lru") as daemon, daemon.client() as client:
         for _ in range(400):
             prompt = min(int(draw.paretovariate(0.4)), 500)
             keys = namespace(lora=f"tenant {prompt % 2}").keys([prompt, *range(16 * 5)])
@@ -78,7 +78,7 @@ def memory(values: dict[str, Any]) -> dict[str, float]:
 
 def test_a_daemon_that_evicts_by_cadence_predicts_the_least_that_it_finds(tmp_path: Path) -> None:
     draw, pages, found = random.Random(11), 0, 0
-    flags = ("--metrics-listen", str(tmp_path / "metrics.sock"))
+    flags = ("--set", f"metrics.listen={tmp_path / 'metrics.sock'}")
     with RunningDaemon("16MiB", "64KiB", *flags) as daemon, daemon.client() as client:
         for number in range(600):
             prompt = min(int(draw.paretovariate(0.4)), 500)
@@ -192,7 +192,7 @@ def test_a_page_whose_store_was_rejected_counts_as_dropped() -> None:
 
 def test_a_page_that_the_disk_evicted_is_recognized() -> None:
     keys = namespace().keys([7, *range(16 * 5)])
-    with DiskDaemon(FRAMES, "8MiB", "--disk-write", "through") as daemon, daemon.client() as client:
+    with DiskDaemon(FRAMES, "8MiB", "--set", "disk.write=through") as daemon, daemon.client() as client:
         assert serve(client, keys) == 0
         assert not daemon.save().trouble
         daemon.fill(400)
@@ -208,7 +208,7 @@ def test_a_page_that_the_disk_evicted_is_recognized() -> None:
 
 def test_the_prediction_for_the_configured_disk_is_beside_what_was_found() -> None:
     draw, out = random.Random(6), [bytearray(PAGE) for _ in range(5)]
-    flags = ("--disk-write", "through", "--evict-policy", "lru")
+    flags = ("--set", "disk.write=through", "--set", "evict.policy=lru")
     with DiskDaemon(2 * FRAMES, "8MiB", *flags) as daemon, daemon.client(timeout=WAIT_S) as client:
         for _ in range(150):
             keys = namespace().keys([min(int(draw.paretovariate(0.5)), 60), *range(16 * 5 - 1)])

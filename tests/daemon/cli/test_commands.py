@@ -140,8 +140,8 @@ def test_commands_are_offered_without_importing_them() -> None:
 
 
 def test_the_words_of_a_choice_are_offered() -> None:
-    done = offered("pagetierd --disk-write ", RUN_DAEMON)
-    assert done.stdout == "plain,evict\nplain,through\nplain,second\n"
+    done = offered("pagetierd --set disk.w", RUN_DAEMON)
+    assert done.stdout.startswith("plain,disk.write=evict\nplain,disk.write=through\nplain,disk.write=second\n")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

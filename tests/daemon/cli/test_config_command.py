@@ -23,7 +23,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     folder = tmp_path_factory.mktemp("disk") / "d"
     file = folder.parent / "daemon.toml"
     file.write_text('[evict]\nlow = "1%"\nhigh = 0.02\n')
-    disk = ("--disk-path", str(folder), "--disk-size", "64MiB", "--disk-write", "through", "--config", str(file))
+    disk = ("--disk-path", str(folder), "--disk-size", "64MiB", "--set", "disk.write=through", "--config", str(file))
     with RunningDaemon("16MiB", "64KiB", *disk) as running:
         assert eventually(running.disk_is_open, 20.0)
         yield running

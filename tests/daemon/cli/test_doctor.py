@@ -176,7 +176,9 @@ def test_a_folder_that_the_service_cannot_write_to_is_a_problem(tmp_path: Path) 
 @as_root
 def test_an_observer_gets_all_checks_but_the_integrity() -> None:
     imports = "import pagetier.daemon.cli.doctor, pagetier.daemon.cli.tables; from pagetier.daemon.cli import main"
-    with RunningDaemon("16MiB", "64KiB", "--access-socket-mode", "0666", "--access-watch-users", "nobody") as daemon:
+    with RunningDaemon(
+        "16MiB", "64KiB", "--set", "access.socket_mode=0666", "--set", "access.watch_users=nobody"
+    ) as daemon:
         Path(daemon.folder.name).chmod(0o755)
         words, environ = ("doctor", "--socket", str(daemon.socket)), {"PAGETIER_NAME": daemon.name}
         _, output = output_as(NOBODY, imports, "main()", *words, environ=environ)

@@ -154,7 +154,7 @@ def test_namespaces_are_listed_with_the_largest_first(daemon: DiskDaemon) -> Non
 
 @pytest.mark.parametrize("policy", ["cadence", "lru"])
 def test_the_largest_prefixes_of_a_namespace_are_listed(policy: str) -> None:
-    with RunningDaemon("4MiB", "64KiB", "--evict-policy", policy) as daemon, daemon.client() as client:
+    with RunningDaemon("4MiB", "64KiB", "--set", f"evict.policy={policy}") as daemon, daemon.client() as client:
         assert json.loads(daemon.pagetier("ls", "--json").output) == []
         long = SPACE.keys(range(16 * 5))
         client.store(SPACE.keys(range(1000, 1032)), [bytes(FRAME)] * 2)
@@ -182,7 +182,7 @@ def test_many_keys_are_sent_in_parts(client: Client, daemon: DiskDaemon, tmp_pat
 
 @as_root
 def test_a_user_who_may_only_watch_reads_nothing_ahead(tokens_file: str) -> None:
-    rules = ("--access-watch-users", str(ALICE), "--access-socket-mode", "0666")
+    rules = ("--set", f"access.watch_users={ALICE}", "--set", "access.socket_mode=0666")
     with RunningDaemon("1MiB", "64KiB", *rules) as daemon, daemon.client() as client:
         Path(daemon.folder.name).chmod(0o755)
         client.store(KEYS, [bytes(100)] * 6)

@@ -85,7 +85,7 @@ def test_invalid_usage(daemon: RunningDaemon, tmp_path: Path) -> None:
 
 
 def test_with_lru_nothing_is_pinned(file: Path) -> None:
-    with RunningDaemon("16MiB", "64KiB", "--evict-policy", "lru") as daemon:
+    with RunningDaemon("16MiB", "64KiB", "--set", "evict.policy=lru") as daemon:
         done = daemon.pagetier("pin", "--keys-file", str(file))
         assert daemon.pagetier("unpin", "--keys-file", str(file)).exit_code == Exit.WRONG
         assert done.exit_code == Exit.WRONG and 'evict.policy = "cadence"' in done.output

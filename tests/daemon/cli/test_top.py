@@ -93,7 +93,9 @@ def test_it_says_where_the_page_is(tmp_path: Path) -> None:
     token.chmod(0o600)
     (port,), place = free_ports(1), tmp_path / "http.sock"
     for listen, shown in ((str(place), str(place)), (f"{place},{port}", f"http://127.0.0.1:{port}/")):
-        with RunningDaemon("1MiB", "64KiB", "--http-listen", listen, "--http-token-file", str(token)) as daemon:
+        with RunningDaemon(
+            "1MiB", "64KiB", "--set", f"http.listen={listen}", "--set", f"http.token_file={token}"
+        ) as daemon:
             lines = daemon.pagetier("top", "--interval", "0.1").stdout.splitlines()
         assert lines[1] == f"page at {shown}"
 

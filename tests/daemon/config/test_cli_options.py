@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import click
+import pytest
 from click.testing import CliRunner
 
 from pagetier.daemon.config.cli_options import config_flags, config_options
 from pagetier.daemon.config.id_ranges import IdRange
 from pagetier.daemon.config.loader import Config, fields, load
 
-GIVEN = {"--name": "other", "--arena-size": "2GiB", "--evict-high": "0.5", "--access-users": "root,7"}
+FLAGS = [field for field in fields() if field.has_flag]
 
 
 def run(*arguments: str) -> tuple[list[Config], str, int]:
@@ -26,10 +27,11 @@ def run(*arguments: str) -> tuple[list[Config], str, int]:
 
 
 def test_flags_reach_the_configuration() -> None:
-    seen, output, code = run(*(word for pair in GIVEN.items() for word in pair))
+    given = ("--name", "other", "--arena-size", "2GiB", "--set", "evict.keep_share=0.4", "--set=access.users=root,7")
+    seen, output, code = run(*given)
     assert code == 0, output
     (config,) = seen
-    assert (config.name, config.arena.size, config.evict.high) == ("other", 2 << 30, 0.5)
+    assert (config.name, config.arena.size, config.evict.keep_share) == ("other", 2 << 30, 0.4)
     assert config.access.users == (IdRange(0, 0), IdRange(7, 7))
     assert config.arena.frame_size == 1 << 20
 
@@ -38,21 +40,39 @@ def test_without_flags_settings_have_their_defaults() -> None:
     assert run()[0] == [load(None, {}, {})]
 
 
-def test_every_setting_has_a_flag_and_its_shown_default_reads_back() -> None:
+def test_every_setting_can_be_set_and_its_shown_default_reads_back() -> None:
     for field in fields():
         default = "/x/y.sock" if field.key == "socket" else field.setting.show(field.default)
-        seen, output, code = run(field.flag, default)
+        seen, output, code = run("--set", f"{field.path}={default}")
         assert code == 0, output
         if field.key != "socket":
             assert seen == [load(None, {}, {})]
 
 
+def test_set_overrides_a_flag_and_an_earlier_set() -> None:
+    for given in (["--set", "name=last", "--name", "first"], ["--set", "name=first", "--set", "name=last"]):
+        (config,), _, _ = run(*given)
+        assert config.name == "last"
+
+
+def test_a_value_may_contain_an_equals_sign_and_be_empty() -> None:
+    (config,), _, _ = run("--set", "remote.url=s3://pages/kv?endpoint=http://h:1", "--set", "access.users=")
+    assert (config.remote.url, config.access.users) == ("s3://pages/kv?endpoint=http://h:1", ())
+
+
+@pytest.mark.parametrize("word", ["evict.policy", "lru", ""])
+def test_a_set_without_a_value_is_a_usage_error(word: str) -> None:
+    _, output, code = run("--set", word)
+    assert code == 2 and f"write --set {word}=VALUE" in output
+
+
 def test_help_names_flags_and_defaults() -> None:
     _, output, code = run("--help")
     assert code == 0
-    assert all(field.flag in output and field.setting.metavar in output for field in fields())
+    assert [field.path for field in FLAGS] == ["name", "socket", "arena.size", "disk.path", "disk.size"]
+    assert all(field.flag in output and field.setting.metavar in output for field in FLAGS)
     joined = " ".join(output.split())
-    assert all(f"[default: {text}]" in joined for text in ("1MiB", "0660", "1m", "0.005", "populate"))
+    assert "--set NAME=VALUE" in joined and "[default: 1GiB]" in joined
 
 
 def test_an_unknown_flag_is_a_usage_error() -> None:

@@ -115,7 +115,7 @@ def test_each_setting_from_file_variable_and_flag(path: str, file: Path) -> None
     given = {path: raw, needed: raw if path.startswith("evict") else TYPED[needed][0]}
     named = {field.path: field for field in fields()}
     file.write_text("".join(f'{name} = "{value}"\n' for name, value in given.items()))
-    flags: dict[str, str | None] = {named[name].parameter: value for name, value in given.items()}
+    flags: dict[str, str | None] = dict(given)
     env = {named[name].variable: value for name, value in given.items()}
     for config in (load(file, {}, {}), load(None, env, {}), load(None, {}, flags)):
         assert value_of(config, path) == typed
@@ -149,14 +149,14 @@ def test_toml_numbers_and_lists_are_accepted(file: Path) -> None:
 def test_flag_over_variable_over_file(in_file: bool, in_env: bool, in_flags: bool, file: Path) -> None:
     file.write_text('arena.size = "2GiB"' if in_file else "")
     env = {"PAGETIER_ARENA_SIZE": "3GiB"} if in_env else {}
-    flags = {"arena_size": "4GiB" if in_flags else None}
+    flags = {"arena.size": "4GiB" if in_flags else None}
     expected = 4 if in_flags else 3 if in_env else 2 if in_file else 1
     assert load(file, env, flags).arena.size == expected << 30
 
 
 def test_sources_override_single_keys_and_not_whole_tables(file: Path) -> None:
     file.write_text('[arena]\nsize = "2GiB"\nthreads = 5\nnuma = "interleave"\n')
-    arena = load(file, {"PAGETIER_ARENA_SIZE": "3GiB"}, {"arena_threads": "9"}).arena
+    arena = load(file, {"PAGETIER_ARENA_SIZE": "3GiB"}, {"arena.threads": "9"}).arena
     assert (arena.size, arena.threads, arena.numa) == (3 << 30, 9, "interleave")
 
 
@@ -176,7 +176,7 @@ def test_variables_without_the_prefix_and_that_of_the_engines_copies_are_ignored
 
 
 def test_shares_and_the_arena_can_be_percentages() -> None:
-    config = load(None, {}, {"evict_low": "1%", "evict_high": "5%", "arena_size": "25%"})
+    config = load(None, {}, {"evict.low": "1%", "evict.high": "5%", "arena.size": "25%"})
     assert (config.evict.low, config.evict.high) == (0.01, 0.05)
     assert config.arena.size == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 
@@ -187,18 +187,18 @@ def test_an_empty_list_can_override_a_full_one(file: Path) -> None:
 
 
 def test_the_index_has_room_for_memory_and_disk() -> None:
-    flags: dict[str, str | None] = {"arena_size": "1MiB", "arena_frame_size": "64KiB", "disk_path": "/x"}
-    assert load(None, {}, flags | {"disk_size": "64MiB"}).entries == 16 + 1024
+    flags: dict[str, str | None] = {"arena.size": "1MiB", "arena.frame_size": "64KiB", "disk.path": "/x"}
+    assert load(None, {}, flags | {"disk.size": "64MiB"}).entries == 16 + 1024
 
 
 def test_the_arena_is_rounded_down_to_whole_frames() -> None:
-    config = load(None, {}, {"arena_size": "10000", "arena_frame_size": "4096"})
+    config = load(None, {}, {"arena.size": "10000", "arena.frame_size": "4096"})
     assert (config.arena.frames, config.arena.whole_size, config.entries) == (2, 8192, 2)
-    assert load(None, {}, {"index_entries": "99"}).entries == 99
+    assert load(None, {}, {"index.entries": "99"}).entries == 99
 
 
 def test_users_and_groups_of_this_host_by_name() -> None:
     """A user in a container may have no name."""
     user, group = pwd.getpwall()[-1], grp.getgrall()[-1]
-    access = load(None, {}, {"access_users": user.pw_name, "access_groups": group.gr_name}).access
+    access = load(None, {}, {"access.users": user.pw_name, "access.groups": group.gr_name}).access
     assert (access.users, access.groups) == ((id_range(user.pw_uid),), (id_range(group.gr_gid),))

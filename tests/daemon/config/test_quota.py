@@ -112,8 +112,8 @@ def test_anything_is_read_or_refused_with_one_line(raw: object) -> None:
 
 @pytest.mark.parametrize("value", ["", " ", ";"])
 def test_an_empty_flag_is_refused(value: str) -> None:
-    checked = pagetierd("--quota", value, "--check")
-    assert checked.code == 2 and "flag --quota" in checked.text
+    checked = pagetierd("--set", f"quota={value}", "--check")
+    assert checked.code == 2 and "flag --set quota" in checked.text
 
 
 def test_check_rejects_wrong_quotas(tmp_path: Path) -> None:

@@ -132,7 +132,12 @@ def test_the_disk_tier_shrinks_and_grows(disk: DiskDaemon) -> None:
 
 
 def test_invalid_sizes_are_rejected(disk: DiskDaemon) -> None:
-    for words, code in (([], 2), (["--disk-size", "lots"], 2), (["--evict-high", "2"], 2), (["--disk-size", "0"], 1)):
+    for words, code in (
+        ([], 2),
+        (["--disk-size", "lots"], 2),
+        (["--set", "evict.high=2"], 2),
+        (["--disk-size", "0"], 1),
+    ):
         assert disk.pagetier("resize", *words).exit_code == code, words
     for size in ("1", "512KiB", "9PiB"):
         impossible = disk.pagetier("resize", "--disk-size", size)

@@ -79,7 +79,7 @@ def test_failing_writes_are_reported_and_affect_only_the_disk_tier(
     """The worker that met the errors ends. Its successor, which verifies the files, starts `late_s` seconds later."""
     (tmp_path / "sitecustomize.py").write_text(_LATE.format(seconds=late_s))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with DiskDaemon(FRAMES, "64MiB", "--disk-write", "through") as daemon, Engine(daemon) as engine:
+    with DiskDaemon(FRAMES, "64MiB", "--set", "disk.write=through") as daemon, Engine(daemon) as engine:
         daemon.store_through(engine, range(8))
         with no_successor(tmp_path), faults(daemon.worker(), of_files("error=EIO")):
             engine.goes_on(100)
@@ -118,7 +118,7 @@ def test_reads_that_fail_are_misses() -> None:
 def test_a_stalled_disk_delays_no_engine() -> None:
     # The fetch keeps 8 frames and the writes up to a quarter of the arena; a store of 6 pages must fit beside them.
     frames = 2 * FRAMES
-    with DiskDaemon(frames, "64MiB", "--disk-stop-timeout", "1") as daemon, Engine(daemon) as engine:
+    with DiskDaemon(frames, "64MiB", "--set", "disk.stop_timeout=1") as daemon, Engine(daemon) as engine:
         daemon.store_through(engine, range(4 * frames))
         calls = "pwrite64,pwritev,pwritev2,preadv,preadv2,pread64,fdatasync,msync"
         longer_than_engines_wait = f"{calls}:delay_enter={10_000_000 * WAIT_S:.0f}"

@@ -23,8 +23,8 @@ USES = 3
 
 
 def with_disk(folder: Path, policy: str) -> RunningDaemon:
-    sizes = ("--disk-path", str(folder), "--disk-size", "64MiB", "--disk-write", "evict")
-    return RunningDaemon("4MiB", str(PAGE), "--evict-policy", policy, *sizes)
+    sizes = ("--disk-path", str(folder), "--disk-size", "64MiB", "--set", "disk.write=evict")
+    return RunningDaemon("4MiB", str(PAGE), "--set", f"evict.policy={policy}", *sizes)
 
 
 def known(daemon: RunningDaemon) -> list[tuple[int, bool]]:

@@ -79,7 +79,7 @@ def test_the_daemon_serves_without_a_disk_while_a_worker_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     impostor(tmp_path, monkeypatch, "time.sleep(99)")
-    with TroubledDaemon(16, "64MiB", "--disk-stop-timeout", "2s") as daemon, Engine(daemon) as engine:
+    with TroubledDaemon(16, "64MiB", "--set", "disk.stop_timeout=2s") as daemon, Engine(daemon) as engine:
         engine.store(range(40))
         assert daemon.report().standing is Standing.STARTING
         assert "being opened" in daemon.pagetier("flush", "--to-disk").output

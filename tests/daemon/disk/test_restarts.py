@@ -60,7 +60,7 @@ def test_after_a_refused_restart_unwritten_pages_stay_unwritten() -> None:
 
 
 def test_a_stop_takes_no_longer_than_it_may() -> None:
-    with DiskDaemon(FRAMES, "64MiB", "--disk-stop-timeout", "1") as daemon:
+    with DiskDaemon(FRAMES, "64MiB", "--set", "disk.stop_timeout=1") as daemon:
         with Engine(daemon) as engine:
             engine.store(range(FRAMES))
         daemon.kill_worker(signal.SIGSTOP)
@@ -161,7 +161,7 @@ def test_a_daemon_killed_while_it_reads_and_writes() -> None:
 
 
 def test_pages_on_disk_are_absent_without_the_disk_and_back_with_it() -> None:
-    with DiskDaemon(FRAMES, "64MiB", "--index-entries", "400") as daemon:
+    with DiskDaemon(FRAMES, "64MiB", "--set", "index.entries=400") as daemon:
         numbers = daemon.fill(2 * FRAMES)
         daemon.kill()
         TroubledDaemon.start(daemon, "--disk-path", "", "--disk-size", "0")
@@ -178,7 +178,7 @@ def test_pages_on_disk_are_absent_without_the_disk_and_back_with_it() -> None:
 
 @pytest.mark.parametrize("size", ["8MiB", "128MiB"])
 def test_segments_are_adopted_with_a_disk_of_another_size(size: str) -> None:
-    with DiskDaemon(FRAMES, "32MiB", "--index-entries", "400") as daemon:
+    with DiskDaemon(FRAMES, "32MiB", "--set", "index.entries=400") as daemon:
         numbers = daemon.fill(10 * FRAMES)
         assert daemon.snapshot().tiers.disk.pages == len(numbers)
         daemon.kill()
@@ -195,10 +195,10 @@ def test_segments_are_adopted_with_a_disk_of_another_size(size: str) -> None:
 
 
 def test_an_index_with_fewer_entries_than_the_disk_holds_pages() -> None:
-    with DiskDaemon(FRAMES, "64MiB", "--index-entries", "200") as daemon:
+    with DiskDaemon(FRAMES, "64MiB", "--set", "index.entries=200") as daemon:
         numbers = daemon.fill(150)
         daemon.stop()
-        daemon.open("--index-entries", "50")
+        daemon.open("--set", "index.entries=50")
         disk = daemon.snapshot().tiers.disk
         assert 30 <= disk.pages <= 50
         with Engine(daemon) as engine:

@@ -30,7 +30,7 @@ def lost(daemon: RunningDaemon) -> tuple[int, str]:
 
 
 def test_a_stop_logs_that_its_time_was_too_short() -> None:
-    with DiskDaemon(FRAMES, "64MiB", "--disk-stop-timeout", "500ms") as daemon:
+    with DiskDaemon(FRAMES, "64MiB", "--set", "disk.stop_timeout=500ms") as daemon:
         with Engine(daemon) as engine:
             daemon.store_through(engine, PAGES[:20])
             daemon.kill_worker(signal.SIGSTOP)
@@ -42,7 +42,7 @@ def test_a_stop_logs_that_its_time_was_too_short() -> None:
 
 
 def test_a_stop_loses_no_more_pages_than_it_logs() -> None:
-    with DiskDaemon(FRAMES, "64MiB", "--disk-stop-timeout", "10ms") as daemon:
+    with DiskDaemon(FRAMES, "64MiB", "--set", "disk.stop_timeout=10ms") as daemon:
         with Engine(daemon) as engine:
             engine.store(PAGES)
         assert daemon.stop() == 0
@@ -64,7 +64,7 @@ def test_a_stop_logs_that_the_disk_is_too_small() -> None:
 
 
 def test_a_stop_does_not_wait_for_a_disk_that_cannot_be_opened_and_logs_the_loss() -> None:
-    daemon = TroubledDaemon(FRAMES, "64MiB", "--disk-stop-timeout", "1h")
+    daemon = TroubledDaemon(FRAMES, "64MiB", "--set", "disk.stop_timeout=1h")
     daemon.disk.write_text("a file")
     with daemon:
         with Engine(daemon) as engine:
@@ -80,7 +80,7 @@ def test_a_stop_does_not_wait_for_a_disk_that_cannot_be_opened_and_logs_the_loss
 
 def test_a_stop_waits_for_a_tier_that_is_about_to_be_verified() -> None:
     """The first worker finds the tier damaged; the next one verifies and opens it."""
-    with DiskDaemon(FRAMES, "64MiB", "--disk-store", "lmdb") as daemon:
+    with DiskDaemon(FRAMES, "64MiB", "--set", "disk.store=lmdb") as daemon:
         daemon.close_with(20)
         for file in daemon.data_files():
             for page in Anatomy(file.read_bytes()).of(Part.HEADERS_LEAF):

@@ -44,7 +44,7 @@ def store_each(engine: Engine, numbers: Iterable[int]) -> None:
 
 
 def test_evict_writes_the_coldest_ahead_of_need(turns: Turns) -> None:
-    writes_ahead = DiskDaemon(FRAMES, "64MiB", "--disk-write-behind", "0.25", before=turns.before)
+    writes_ahead = DiskDaemon(FRAMES, "64MiB", "--set", "disk.write_behind=0.25", before=turns.before)
     with writes_ahead as daemon, Engine(daemon) as engine:
         engine.store(range(16))
         turns.pass_by(_TO_WRITE)
@@ -73,7 +73,7 @@ def test_writing_ahead_follows_the_rate_of_stores() -> None:
 
 
 def test_through_writes_everything_soon() -> None:
-    with DiskDaemon(FRAMES, "64MiB", "--disk-write", "through") as daemon, Engine(daemon) as engine:
+    with DiskDaemon(FRAMES, "64MiB", "--set", "disk.write=through") as daemon, Engine(daemon) as engine:
         engine.store(range(8))
         assert eventually(lambda: daemon.snapshot().tiers.disk.pages == 8)
         assert engine.places(range(8)) == {"memory": 8}
@@ -83,7 +83,7 @@ def test_through_writes_everything_soon() -> None:
 
 
 def test_second_writes_pages_that_were_used_again(turns: Turns) -> None:
-    used_twice = DiskDaemon(FRAMES, "64MiB", "--disk-write", "second", before=turns.before)
+    used_twice = DiskDaemon(FRAMES, "64MiB", "--set", "disk.write=second", before=turns.before)
     with used_twice as daemon, Engine(daemon) as engine:
         engine.store(range(4))
         store_each(engine, range(100, 104))
@@ -102,7 +102,7 @@ def test_second_writes_pages_that_were_used_again(turns: Turns) -> None:
 
 @pytest.mark.parametrize("write", ["evict", "through", "second"])
 def test_a_disk_smaller_than_memory_is_not_written_again_and_again(write: str, turns: Turns) -> None:
-    flags = ("--disk-write", write, "--disk-write-behind", "0.9")
+    flags = ("--set", f"disk.write={write}", "--set", "disk.write_behind=0.9")
     with DiskDaemon(128, "8MiB", *flags, before=turns.before) as daemon, Engine(daemon) as engine:
         engine.store(range(120))
         assert engine.places(range(120)) == {"memory": 120}
@@ -138,7 +138,7 @@ def budgeted(daemon: DiskDaemon, engine: Engine) -> tuple[list[range], list[int]
 
 
 def test_a_budget_is_spent_on_whole_prefixes() -> None:
-    flags = ("--disk-write-behind", "0.25", "--disk-budget", str(100 * 60_000))
+    flags = ("--set", "disk.write_behind=0.25", "--set", f"disk.budget={100 * 60_000}")
     with DiskDaemon(FRAMES, "64MiB", *flags) as daemon, Engine(daemon) as engine:
         chains, reached = budgeted(daemon, engine)
         assert daemon.until(lambda disk: disk.budget and disk.budget.skipped_bytes), daemon.reported()
@@ -160,7 +160,7 @@ def test_a_budget_is_spent_on_whole_prefixes() -> None:
 
 
 def test_a_budget_pays_for_what_follows_a_page_that_was_read_back() -> None:
-    flags = ("--disk-write", "through", "--disk-budget", "1GiB")
+    flags = ("--set", "disk.write=through", "--set", "disk.budget=1GiB")
     with DiskDaemon(FRAMES, "64MiB", *flags) as daemon, Engine(daemon) as engine:
         engine.store(range(8))
         store_and_wait(daemon, engine, range(100, 100 + FRAMES), 0)
@@ -174,7 +174,7 @@ def test_a_budget_pays_for_what_follows_a_page_that_was_read_back() -> None:
 
 
 def test_a_page_larger_than_the_disk_stays_in_memory_only() -> None:
-    with DiskDaemon(FRAMES, "8MiB", "--disk-write", "through") as daemon, Engine(daemon) as engine:
+    with DiskDaemon(FRAMES, "8MiB", "--set", "disk.write=through") as daemon, Engine(daemon) as engine:
         engine.store(range(4))
         assert eventually(lambda: daemon.snapshot().tiers.disk.pages == 4)
         assert engine.places(range(4)) == {"memory": 4}

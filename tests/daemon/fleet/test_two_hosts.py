@@ -39,7 +39,7 @@ class Host(FleetHost):
 
 
 def limited(ask: float, timeout: float) -> tuple[str, ...]:
-    return "--remote-ask-timeout", f"{ask}s", "--remote-timeout", f"{timeout}s"
+    return "--set", f"remote.ask_timeout={ask}s", "--set", f"remote.timeout={timeout}s"
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ def test_objects_that_are_gone_or_damaged_are_misses(hosts: tuple[Host, Host], s
 
 
 def test_a_wrong_store_is_named_once_and_the_rest_works(tmp_path: Path) -> None:
-    with RunningDaemon("16MiB", "64KiB", "--remote-url", f"file://{tmp_path}/missing") as daemon:
+    with RunningDaemon("16MiB", "64KiB", "--set", f"remote.url=file://{tmp_path}/missing") as daemon:
         assert eventually(lambda: daemon.snapshot().fleet.standing == "down", PATIENT_S)
         with daemon.client() as client:
             assert client.store(keys_of("own", 2), pages_of(2)).stored == 2

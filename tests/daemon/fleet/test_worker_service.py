@@ -37,7 +37,7 @@ def worker_of(daemon: RunningDaemon, *before: str) -> Iterator[subprocess.Popen[
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[RunningDaemon]:
     (tmp_path / "store").mkdir()
-    more = ("--remote-url", f"file://{tmp_path}/store", "--remote-worker", "service", *PATIENT)
+    more = ("--set", f"remote.url=file://{tmp_path}/store", "--set", "remote.worker=service", *PATIENT)
     with RunningDaemon("16MiB", "64KiB", *more) as daemon:
         # The daemon is ready before this socket is, and no process can connect to it before its mode is set.
         assert eventually(lambda: mode_of(socket_of(daemon)) == 0o600), daemon.log.read_text()
@@ -80,7 +80,7 @@ def test_a_worker_comes_by_itself_and_again(daemon: RunningDaemon) -> None:
 
 def test_a_worker_that_waits_finds_a_daemon_that_starts_later(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
-    more = ("--remote-url", f"file://{tmp_path}/store", "--remote-worker", "service")
+    more = ("--set", f"remote.url=file://{tmp_path}/store", "--set", "remote.worker=service")
     daemon = RunningDaemon("16MiB", "64KiB", *more)
     with worker_of(daemon), daemon:
         assert eventually(lambda: standing(daemon) == "open", WORKER_S), daemon.log.read_text()

@@ -39,7 +39,7 @@ def reported(daemon):
 def doctor(daemon):
     return next(line for line in daemon.pagetier("doctor").stdout.splitlines() if "huge pages" in line)
 
-with RunningDaemon("32MiB", "1MiB", "--arena-prefault", PREFAULT) as daemon, daemon.client() as client:
+with RunningDaemon("32MiB", "1MiB", "--set", "arena.prefault=" + PREFAULT) as daemon, daemon.client() as client:
     stored = client.store(namespace().keys(range(16 * 8)), np.ones((8, 1 << 20), np.uint8))
     assert stored.stored == 8 and eventually(lambda: reported(daemon)["index"] is not None)
     share = {"daemon": in_smaps(daemon.pid, daemon), "client": in_smaps("self", daemon)}

@@ -35,7 +35,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def daemon(place: Path) -> Iterator[DiskDaemon]:
-    with write_through("--http-listen", str(place)) as running:
+    with write_through("--set", f"http.listen={place}") as running:
         running.wait_open()
         yield running
 
@@ -91,7 +91,7 @@ def test_pages_behind_a_gap_count_by_tier_and_not_as_prefix(client: Client, plac
 
 def test_a_prefetch_reads_pages_from_disk(tmp_path: Path) -> None:
     place = tmp_path / "http.sock"
-    with write_through("--http-listen", str(place)) as daemon, daemon.client() as client:
+    with write_through("--set", f"http.listen={place}") as daemon, daemon.client() as client:
         daemon.wait_open()
         client.store(KEYS, np.ones((6, FRAME), np.uint8))
         daemon.push_out(client, KEYS)
@@ -142,7 +142,7 @@ def test_an_unknown_hint_is_answered_with_those_there_are(client: Client, place:
 
 def test_a_hint_without_effect_is_a_conflict(tmp_path: Path) -> None:
     place = tmp_path / "http.sock"
-    flags = ("--http-listen", str(place), "--evict-policy", "lru")
+    flags = ("--set", f"http.listen={place}", "--set", "evict.policy=lru")
     with RunningDaemon("1MiB", "64KiB", *flags) as daemon, daemon.client() as client:
         client.store(KEYS, np.ones((6, FRAME), np.uint8))
         answer = call(place, "POST", "/v1/hint", named(KEYS) | {"hint": "keep"})
@@ -163,14 +163,14 @@ def test_metrics_and_health_are_served_too(place: Path, daemon: DiskDaemon) -> N
 
 def test_metrics_and_http_may_have_one_address(tmp_path: Path) -> None:
     place = str(tmp_path / "http.sock")
-    with RunningDaemon("1MiB", "64KiB", "--http-listen", place, "--metrics-listen", place):
+    with RunningDaemon("1MiB", "64KiB", "--set", f"http.listen={place}", "--set", f"metrics.listen={place}"):
         assert call(Path(place), "GET", "/v1/stats")[0] == 200
         assert request(Path(place), "GET", "/metrics").status == 200
 
 
 def test_the_address_of_the_metrics_serves_nothing_else(tmp_path: Path) -> None:
     place = tmp_path / "metrics.sock"
-    with RunningDaemon("1MiB", "64KiB", "--metrics-listen", str(place)):
+    with RunningDaemon("1MiB", "64KiB", "--set", f"metrics.listen={place}"):
         assert call(place, "GET", "/healthz")[0] == 200
         code, body = call(place, "GET", "/v1/stats")
     assert (code, body["error"]) == (404, "only /metrics and /healthz are served here: see http.listen")

@@ -37,7 +37,7 @@ PAGES = {"namespace": "model", "tokens": list(range(32))}
 
 def test_a_process_that_dies_is_replaced_and_requests_wait(tmp_path: Path) -> None:
     place = tmp_path / "http.sock"
-    with RunningDaemon("1MiB", "64KiB", "--http-listen", str(place)) as daemon, daemon.client() as client:
+    with RunningDaemon("1MiB", "64KiB", "--set", f"http.listen={place}") as daemon, daemon.client() as client:
         client.store(KEYS, [bytes(100)] * 2)
         first = http_process(daemon)
         os.kill(first, signal.SIGKILL)
@@ -93,7 +93,7 @@ async def test_a_daemon_that_does_not_answer_is_given_up(virtual_time: OwnTimeLo
 
 def test_the_process_ends_with_the_daemon(tmp_path: Path) -> None:
     place = tmp_path / "http.sock"
-    with RunningDaemon("1MiB", "64KiB", "--http-listen", str(place)) as daemon:
+    with RunningDaemon("1MiB", "64KiB", "--set", f"http.listen={place}") as daemon:
         first = http_process(daemon)
         daemon.kill()
         assert eventually(lambda: not is_alive(first))
@@ -112,7 +112,7 @@ def test_only_the_worker_of_the_fleet_has_the_credentials_of_its_store(
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a secret")
     (tmp_path / "store").mkdir()
-    more = ["--http-listen", str(tmp_path / "http.sock"), "--remote-url", f"file://{tmp_path}/store"]
+    more = ["--set", f"http.listen={tmp_path / 'http.sock'}", "--set", f"remote.url=file://{tmp_path}/store"]
     more += ["--disk-path", str(tmp_path / "disk"), "--disk-size", "8MiB"]
     with RunningDaemon("1MiB", "64KiB", *more) as daemon:
         assert eventually(lambda: {DISK_WORKER, FLEET_WORKER} <= {slot.name for slot in daemon.slots()}, 30.0)
@@ -132,7 +132,7 @@ def cpu_ns(pid: int) -> int:
 def test_large_requests_cost_the_daemon_nothing(tmp_path: Path) -> None:
     place = tmp_path / "http.sock"
     body = msgspec.json.encode({"namespace": "model", "tokens": list(range(100_000))})
-    with RunningDaemon("1MiB", "64KiB", "--http-listen", str(place)) as daemon, daemon.client() as client:
+    with RunningDaemon("1MiB", "64KiB", "--set", f"http.listen={place}") as daemon, daemon.client() as client:
         client.store(KEYS, [bytes(100)] * 2)
         label = daemon.snapshot().namespaces[0].label
         body = msgspec.json.encode({"namespace": label, "tokens": list(range(150_000))})

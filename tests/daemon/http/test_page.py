@@ -49,7 +49,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def served(place: Path) -> Iterator[Document]:
     """Yields the page of a daemon with a disk, an engine with a hostile name, and lookups."""
-    flags = ("--http-listen", str(place), "--disk-budget", "1GiB")
+    flags = ("--set", f"http.listen={place}", "--set", "disk.budget=1GiB")
     with write_through(*flags) as daemon, daemon.client(name=HOSTILE[:30]) as client:
         daemon.wait_open()
         spaces = namespace(), Namespace(model=HOSTILE, dtype="float32", page_tokens=16)
@@ -114,7 +114,7 @@ def test_it_says_how_the_cache_is(served: Document) -> None:
 
 def test_with_lru_the_curve_is_no_lower_bound(tmp_path: Path) -> None:
     place, keys = tmp_path / "http.sock", namespace().keys(range(16 * 4))
-    flags = ("--http-listen", str(place), "--evict-policy", "lru")
+    flags = ("--set", f"http.listen={place}", "--set", "evict.policy=lru")
     with RunningDaemon("1MiB", "64KiB", *flags) as daemon, daemon.client() as client:
         assert "Nothing is predicted before lookups that stores follow." in parsed(request(place, "GET", "/")).words
         serve(client, keys)
@@ -126,7 +126,7 @@ def test_with_lru_the_curve_is_no_lower_bound(tmp_path: Path) -> None:
 
 def test_the_last_hour_begins_with_the_process(tmp_path: Path) -> None:
     place, keys = tmp_path / "http.sock", namespace().keys(range(16 * 4))
-    with RunningDaemon("1MiB", "64KiB", "--http-listen", str(place)) as daemon, daemon.client() as client:
+    with RunningDaemon("1MiB", "64KiB", "--set", f"http.listen={place}") as daemon, daemon.client() as client:
         assert "No lookup was counted." in parsed(request(place, "GET", "/")).words
         serve(client, keys)
         serve(client, keys)
@@ -136,7 +136,7 @@ def test_the_last_hour_begins_with_the_process(tmp_path: Path) -> None:
 
 def test_a_warning_of_the_log_is_shown_with_what_to_do(tmp_path: Path) -> None:
     place = tmp_path / "http.sock"
-    (configured := RunningDaemon("1MiB", "64KiB", "--http-listen", str(place))).config.write_text("")
+    (configured := RunningDaemon("1MiB", "64KiB", "--set", f"http.listen={place}")).config.write_text("")
     with configured as daemon:
         daemon.reload("[evict]\npolicy = 'much'\n", "event=reload_refused")
         words = parsed(request(place, "GET", "/")).words
@@ -148,7 +148,7 @@ def test_a_port_asks_a_browser_for_the_token(tmp_path: Path) -> None:
     (file := tmp_path / "token").write_text(TOKEN)
     file.chmod(0o600)
     (port,) = free_ports(1)
-    flags = ("--http-listen", str(port), "--http-token-file", str(file))
+    flags = ("--set", f"http.listen={port}", "--set", f"http.token_file={file}")
     with RunningDaemon("1MiB", "64KiB", *flags):
         for headers in (
             {},

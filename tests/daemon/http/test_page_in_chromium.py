@@ -56,7 +56,7 @@ def page_of_a_daemon(folder: Path) -> Iterator[str]:
     (file := folder / "token").write_text(TOKEN)
     file.chmod(0o600)
     (port,) = free_ports(1)
-    flags = ("--http-listen", str(port), "--http-token-file", str(file))
+    flags = ("--set", f"http.listen={port}", "--set", f"http.token_file={file}")
     with RunningDaemon("8MiB", "64KiB", *flags) as daemon, daemon.client(name="<b>engine</b>") as client:
         for _ in range(2):
             serve(client, SPACE.keys(range(16 * 4)))

@@ -39,7 +39,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def daemon(place: Path) -> Iterator[RunningDaemon]:
-    with RunningDaemon("1MiB", "64KiB", "--http-listen", str(place)) as running, running.client() as client:
+    with RunningDaemon("1MiB", "64KiB", "--set", f"http.listen={place}") as running, running.client() as client:
         client.store(SPACE.keys(range(16)), [bytes(100)])
         client.store(namespace(1).keys([1]), [bytes(100)])
         door = http_process(running)

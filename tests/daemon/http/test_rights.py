@@ -40,13 +40,20 @@ def status_as(user: int, place: Path, method: str, path: str, body: object = Non
 
 @as_root
 def test_users_may_do_over_http_what_they_may_do_over_the_control_socket() -> None:
-    rules = ("--access-users", str(ALICE), "--access-watch-users", str(MALLORY), "--access-socket-mode", "0666")
+    rules = (
+        "--set",
+        f"access.users={ALICE}",
+        "--set",
+        f"access.watch_users={MALLORY}",
+        "--set",
+        "access.socket_mode=0666",
+    )
     with RunningDaemon("1MiB", "64KiB") as daemon:
         folder = Path(daemon.folder.name)
         folder.chmod(0o755)
         place = folder / "http.sock"
         daemon.stop()
-        daemon.start("--http-listen", str(place), *rules)
+        daemon.start("--set", f"http.listen={place}", *rules)
         assert stat.S_IMODE(place.stat().st_mode) == 0o666
         with daemon.client() as client:
             client.store(SPACE.keys(range(16)), [bytes(100)])
@@ -89,7 +96,7 @@ def token_file(tmp_path: Path) -> Path:
 @pytest.fixture
 def port_and_daemon(token_file: Path) -> Iterator[tuple[int, RunningDaemon]]:
     (port,) = free_ports(1)
-    options = ("--http-listen", str(port), "--http-token-file", str(token_file))
+    options = ("--set", f"http.listen={port}", "--set", f"http.token_file={token_file}")
     with RunningDaemon("1MiB", "64KiB", *options) as daemon:
         yield port, daemon
 
@@ -126,7 +133,7 @@ def test_a_port_needs_the_token(port_and_daemon: tuple[int, RunningDaemon], toke
 def test_a_web_page_may_send_no_post_request(tmp_path: Path) -> None:
     """A browser adds Origin to each POST, also to those that a page of another site makes through a tunnel."""
     place, page = tmp_path / "http.sock", {"Origin": "https://example.org"}
-    with RunningDaemon("1MiB", "64KiB", "--http-listen", str(place)):
+    with RunningDaemon("1MiB", "64KiB", "--set", f"http.listen={place}"):
         for path in ("/v1/hint", "/v1/prefetch", "/v1/lookup"):
             assert call(place, "POST", path, PAGES, page)[0] == 403
         assert call(place, "GET", "/v1/stats", headers=page)[0] == 200
@@ -148,11 +155,11 @@ def test_a_daemon_without_a_safe_token_does_not_start(
     if text is not None:
         file.write_text(text)
         os.chmod(file, mode)  # noqa: PTH101
-    ended = pagetierd(*given, "--http-listen", str(free_ports(1)[0]), "--http-token-file", str(file))
+    ended = pagetierd(*given, "--set", f"http.listen={free_ports(1)[0]}", "--set", f"http.token_file={file}")
     assert (ended.code, words in ended.text) == (Exit.USAGE, True), ended.text
 
 
 def test_a_port_without_a_token_file_is_refused(given: list[str]) -> None:
-    ended = pagetierd(*given, "--http-listen", "9470")
-    words = "http.listen = 127.0.0.1:9470 (flag --http-listen) is a port, which needs a token: set http.token_file"
+    ended = pagetierd(*given, "--set", "http.listen=9470")
+    words = "http.listen = 127.0.0.1:9470 (flag --set http.listen) is a port, which needs a token: set http.token_file"
     assert (ended.code, words in ended.text) == (Exit.USAGE, True), ended.text

@@ -23,7 +23,7 @@ from replay_command import Chain, replay_json, write_trace
 from running_daemon import RunningDaemon
 from virtual_time_loop import OwnTimeLoop
 
-FLAGS = ("--evict-low=0", "--evict-high=0")
+FLAGS = ("--set=evict.low=0", "--set=evict.high=0")
 LEARNED = {"choosing", "following lru"}
 DEFAULT, LRU = "", '[evict]\npolicy = "lru"\n'
 
@@ -78,7 +78,7 @@ def limit_memory(daemon: RunningDaemon, more: int) -> None:
 
 def test_lru_is_shown_where_memory_is_too_short_to_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")  # else 64 MiB of address space are reserved for each thread
-    daemon = RunningDaemon("16MiB", "64KiB", "--index-entries=1000000")  # learning takes 52 MB
+    daemon = RunningDaemon("16MiB", "64KiB", "--set=index.entries=1000000")  # learning takes 52 MB
     daemon.config.write_text(LRU)
     with daemon:
         limit_memory(daemon, 24 << 20)
@@ -101,7 +101,7 @@ def test_lru_is_shown_where_memory_is_too_short_to_learn(monkeypatch: pytest.Mon
 
 
 def test_without_the_policy_lru_is_shown() -> None:
-    with RunningDaemon("16MiB", "64KiB", "--evict-policy", "lru") as daemon:
+    with RunningDaemon("16MiB", "64KiB", "--set", "evict.policy=lru") as daemon:
         assert eviction(daemon) == {"policy": "lru", "state": "lru", "left_out": 0, "switches": 0}
         assert "evict.policy" not in daemon.pagetier("stats").stdout
 
@@ -134,7 +134,7 @@ def test_a_small_arena_learns_and_changes_its_policy(arena: str, frame: str) -> 
 def test_the_policy_is_shown_as_it_learns_and_chooses(tmp_path: Path) -> None:
     trace, _ = write_trace(tmp_path / "rounds.jsonl.gz", rounds(400))
     metrics = tmp_path / "metrics.sock"
-    with RunningDaemon("256KiB", "4KiB", *FLAGS, "--metrics-listen", str(metrics)) as daemon:
+    with RunningDaemon("256KiB", "4KiB", *FLAGS, "--set", f"metrics.listen={metrics}") as daemon:
         assert eventually(lambda: eviction(daemon)["state"] == "learning")
         report = replay_json(trace, "--socket", daemon.socket)
         left_out = report["pages_left_out"]

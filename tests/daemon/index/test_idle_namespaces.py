@@ -21,8 +21,8 @@ from pagetier.shm._core import IndexHeader
 from running_daemon import RunningDaemon, namespace
 
 TABLE = 8
-IDLE = ("--index-namespaces", str(TABLE), "--index-namespace-idle", "2s")
-DAY = ("--index-namespaces", str(TABLE), "--index-namespace-idle", "1d")
+IDLE = ("--set", f"index.namespaces={TABLE}", "--set", "index.namespace_idle=2s")
+DAY = ("--set", f"index.namespaces={TABLE}", "--set", "index.namespace_idle=1d")
 
 
 def keys_of(name: str) -> Keys:
@@ -43,7 +43,7 @@ def has(client: Client, name: str) -> bool:
 def full(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[RunningDaemon, Client]]:
     """Yields a daemon whose table is full of namespaces with pages, named "0" to "7"."""
     with (
-        RunningDaemon("1MiB", "4KiB", *request.param, "--metrics-listen", str(tmp_path / "metrics")) as daemon,
+        RunningDaemon("1MiB", "4KiB", *request.param, "--set", f"metrics.listen={tmp_path / 'metrics'}") as daemon,
         daemon.client() as client,
     ):
         for number in range(TABLE):
@@ -67,7 +67,7 @@ def test_an_idle_namespace_makes_room_for_a_new_one(full: tuple[RunningDaemon, C
 
 def test_new_namespaces_replace_idle_ones_as_fast_as_they_come() -> None:
     """Regression: of a full table 20 namespaces a second were dropped, and stores of all other new ones rejected."""
-    daemon = RunningDaemon("16MiB", "4KiB", "--index-namespaces", "256")
+    daemon = RunningDaemon("16MiB", "4KiB", "--set", "index.namespaces=256")
     daemon.config.touch()
     with daemon, daemon.client() as client:
         for number in range(256):
@@ -104,7 +104,7 @@ def test_a_flushed_namespace_makes_room_at_once(full: tuple[RunningDaemon, Clien
 
 
 def test_pages_of_a_dropped_namespace_are_not_back_after_a_restart() -> None:
-    daemon = DiskDaemon(16, "64MiB", "--index-namespaces", "1")
+    daemon = DiskDaemon(16, "64MiB", "--set", "index.namespaces=1")
     daemon.config.touch()
     with daemon, Engine(daemon) as engine, daemon.client() as client:
         daemon.store_through(engine, range(8))

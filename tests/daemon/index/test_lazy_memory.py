@@ -42,7 +42,7 @@ def crowd(left):
         os.posix_fallocate(file.fileno(), file.tell(), at.f_bavail * at.f_frsize - left)
 """
 STORES = """
-with RunningDaemon("10MiB", "64KiB", "--arena-prefault", "lazy") as daemon, daemon.client() as client:
+with RunningDaemon("10MiB", "64KiB", "--set", "arena.prefault=lazy") as daemon, daemon.client() as client:
     crowd(4 * MIB)
     results = [client.store(prompt(number), pages(number)) for number in range(8)]
     assert [result.stored for result in results] == [32] * 8, "older pages released their memory"
@@ -61,10 +61,10 @@ with RunningDaemon("10MiB", "64KiB", "--arena-prefault", "lazy") as daemon, daem
 """
 READS = """
 import tempfile
-DISK = ("--disk-size", "64MiB", "--disk-write", "through")
+DISK = ("--disk-size", "64MiB", "--set", "disk.write=through")
 with (
     tempfile.TemporaryDirectory() as folder,
-    RunningDaemon("10MiB", "64KiB", "--arena-prefault", "lazy", "--disk-path", folder, *DISK) as daemon,
+    RunningDaemon("10MiB", "64KiB", "--set", "arena.prefault=lazy", "--disk-path", folder, *DISK) as daemon,
     daemon.client() as client,
 ):
     assert eventually(daemon.disk_is_open, 20)

@@ -44,9 +44,9 @@ def of_nobody(name: str, *kinds: str) -> None:
 def test_two_daemons_cannot_use_the_same_segments(tmp_path: Path) -> None:
     with RunningDaemon() as first, first.client() as client:
         fill(first)
-        text = refused(*arguments(first, socket=str(tmp_path / "other.sock")))
+        text = refused(*arguments(first, "--socket", str(tmp_path / "other.sock")))
         assert f"another daemon uses segments '{first.name}'" in text
-        assert refused(*arguments(first, socket=str(tmp_path / "other.sock")), "--fresh")
+        assert refused(*arguments(first, "--socket", str(tmp_path / "other.sock")), "--fresh")
         assert client.attached
         assert still_serves(client)
 
@@ -54,14 +54,14 @@ def test_two_daemons_cannot_use_the_same_segments(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "value", "reason"),
     [
-        ("arena_size", "32MiB", "512 frames"),
-        ("arena_frame_size", "128KiB", "131072 bytes"),
-        ("index_entries", "1000", "1000 pages"),
-        ("index_namespaces", "7", "7 namespaces"),
+        ("arena.size", "32MiB", "512 frames"),
+        ("arena.frame_size", "128KiB", "131072 bytes"),
+        ("index.entries", "1000", "1000 pages"),
+        ("index.namespaces", "7", "7 namespaces"),
     ],
 )
 def test_a_restart_with_other_sizes_is_refused(left: RunningDaemon, setting: str, value: str, reason: str) -> None:
-    text = refused(*arguments(left, **{setting: value}))
+    text = refused(*arguments(left, "--set", f"{setting}={value}"))
     assert "contain pages and have 256 frames of 65536 bytes, an index of 256 pages and 1024 namespaces" in text
     assert reason in text
     assert "--fresh" in text
@@ -203,7 +203,7 @@ def test_after_a_stop_of_the_service_unusable_segments_are_dropped(tmp_path: Pat
     with RunningDaemon("16MiB", "64KiB", "--keep-while", str(keep)) as daemon:
         fill(daemon)
         daemon.kill()
-        other = [*arguments(daemon, arena_size="32MiB"), "--keep-while", str(keep)]
+        other = [*arguments(daemon, "--arena-size", "32MiB"), "--keep-while", str(keep)]
         ended = pagetierd(*other)
         assert ended.code == Exit.UNFIT
         assert "contain pages" in ended.reported and "`systemctl stop` and then `systemctl start`" in ended.reported

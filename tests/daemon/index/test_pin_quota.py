@@ -137,7 +137,7 @@ def test_a_process_of_another_pid_namespace_is_named_by_slot_and_user(caplog: py
 
 @pytest.fixture
 def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon(str(FRAMES * FRAME), str(FRAME), "--match-share", "0.5") as daemon:
+    with RunningDaemon(str(FRAMES * FRAME), str(FRAME), "--set", "match.share=0.5") as daemon:
         yield daemon
 
 

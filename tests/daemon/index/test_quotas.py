@@ -138,7 +138,7 @@ def test_without_a_quota_everything_is_allowed() -> None:
 
 @pytest.fixture
 def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon(str(FRAMES * FRAME), str(FRAME), "--store-share", "0.5") as daemon:
+    with RunningDaemon(str(FRAMES * FRAME), str(FRAME), "--set", "store.share=0.5") as daemon:
         yield daemon
 
 

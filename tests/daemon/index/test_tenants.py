@@ -61,8 +61,8 @@ def shares_become(daemon: RunningDaemon, *wanted: int) -> bool:
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[RunningDaemon]:
     """Yields a daemon that evicts on demand only and in the order of LRU, with quotas."""
-    flags = ("--evict-policy", "lru", "--metrics-listen", str(tmp_path / "metrics"))
-    daemon = RunningDaemon(str(FRAMES * FRAME), str(FRAME), "--evict-low", "0", "--evict-high", "0", *flags)
+    flags = ("--set", "evict.policy=lru", "--set", f"metrics.listen={tmp_path / 'metrics'}")
+    daemon = RunningDaemon(str(FRAMES * FRAME), str(FRAME), "--set", "evict.low=0", "--set", "evict.high=0", *flags)
     daemon.config.write_text(QUOTA)
     with daemon:
         yield daemon
@@ -115,13 +115,22 @@ def test_a_refused_store_names_the_quota(daemon: RunningDaemon, tmp_path: Path) 
 
 
 def test_a_minimum_may_take_all_entries_of_a_small_index() -> None:
-    arena = (str(FRAMES * FRAME), str(FRAME), "--evict-low", "0", "--evict-high", "0", "--index-entries", "64")
-    with RunningDaemon(*arena, "--quota", "alpha: arena 0.5-1") as daemon, daemon.client() as client:
+    arena = (
+        str(FRAMES * FRAME),
+        str(FRAME),
+        "--set",
+        "evict.low=0",
+        "--set",
+        "evict.high=0",
+        "--set",
+        "index.entries=64",
+    )
+    with RunningDaemon(*arena, "--set", "quota=alpha: arena 0.5-1") as daemon, daemon.client() as client:
         assert store(client, "alpha", 0, 64).stored == 64
         refused = store(client, "beta", 0, 10)
         assert refused.refused == 10 and 'the minimum of a quota protects them: "alpha"' in refused.reason
         assert found(client, "alpha", 0, 64) == 64
-    with RunningDaemon(*arena, "--quota", "alpha: arena 0.125-1") as daemon, daemon.client() as client:
+    with RunningDaemon(*arena, "--set", "quota=alpha: arena 0.125-1") as daemon, daemon.client() as client:
         assert store(client, "alpha", 0, 64).stored == 64
         for start in range(10):
             assert store(client, "beta", start, 10).stored == 10
@@ -130,7 +139,7 @@ def test_a_minimum_may_take_all_entries_of_a_small_index() -> None:
 
 
 def test_a_store_that_the_disk_has_no_entry_for_leaves_memory_as_it_was() -> None:
-    daemon = write_through("--index-entries", "40")
+    daemon = write_through("--set", "index.entries=40")
     daemon.config.write_text('quota = "alpha: disk 0.8-1"\n')
     with daemon, daemon.client() as client:
         for start in range(5):
@@ -165,7 +174,7 @@ def test_a_reload_changes_quotas(daemon: RunningDaemon) -> None:
 
 
 def test_shares_hold_on_disk() -> None:
-    with write_through("--quota", "alpha: disk 0.3-1; beta: disk 0-0.1") as daemon, daemon.client() as client:
+    with write_through("--set", "quota=alpha: disk 0.3-1; beta: disk 0-0.1") as daemon, daemon.client() as client:
         room = daemon.header().disk_frames
         for start in range(room // 20):
             assert store(client, "alpha" if start < room // 100 else "beta", start, 8).refused == 0

@@ -45,7 +45,7 @@ def is_shut(guest: socket.socket) -> bool:
 
 def test_connections_beyond_the_limit_are_closed_at_once(tmp_path: Path) -> None:
     place = tmp_path / "metrics"
-    with RunningDaemon("1MiB", "64KiB", "--metrics-listen", str(place)) as daemon:
+    with RunningDaemon("1MiB", "64KiB", "--set", f"metrics.listen={place}") as daemon:
         assert ask(place).status == 200
         door = http_process(daemon)
         before = files_of(door)

@@ -33,7 +33,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def daemon(place: Path, turns: Turns) -> Iterator[RunningDaemon]:
-    flags = ("--metrics-listen", str(place), "--metrics-namespaces", "2")
+    flags = ("--set", f"metrics.listen={place}", "--set", "metrics.namespaces=2")
     with RunningDaemon("1MiB", "64KiB", *flags, before=turns.before) as running:
         yield running
 
@@ -50,7 +50,7 @@ def pages(count: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
 
 def test_the_numbers_match_the_work_done(tmp_path: Path) -> None:
     place, keys = tmp_path / "metrics.sock", namespace(lora="numbers").keys(range(16 * 6))
-    with RunningDaemon("1MiB", "64KiB", "--metrics-listen", str(place)) as daemon, daemon.client() as client:
+    with RunningDaemon("1MiB", "64KiB", "--set", f"metrics.listen={place}") as daemon, daemon.client() as client:
         client.store(keys, pages(6))
         client.match(namespace().keys(range(48))).release()
         with client.match(keys) as match:
@@ -76,7 +76,7 @@ def test_the_numbers_match_the_work_done(tmp_path: Path) -> None:
 
 def test_the_numbers_of_the_disk_match_the_work_done(tmp_path: Path) -> None:
     place, keys = tmp_path / "metrics.sock", namespace(lora="numbers").keys(range(16 * 6))
-    with write_through("--metrics-listen", str(place)) as daemon, daemon.client() as client:
+    with write_through("--set", f"metrics.listen={place}") as daemon, daemon.client() as client:
         client.store(keys, pages(6))
         daemon.push_out(client, keys)
         with client.match(keys) as match:
@@ -197,7 +197,7 @@ def test_silent_connections_delay_no_scrape(daemon: RunningDaemon, place: Path) 
 
 def test_metrics_are_served_on_a_local_port() -> None:
     (port,) = free_ports(1)
-    with RunningDaemon("1MiB", "64KiB", "--metrics-listen", str(port)) as daemon:
+    with RunningDaemon("1MiB", "64KiB", "--set", f"metrics.listen={port}") as daemon:
         assert "pagetier_build_info" in sample_names(scrape(port))
         assert f"metrics on 127.0.0.1:{port}" in daemon.log.read_text()
 
@@ -211,19 +211,19 @@ def taken_port() -> Iterator[int]:
 
 
 def test_a_port_in_use_is_reported_and_nothing_is_left(given: list[str], taken_port: int, tmp_path: Path) -> None:
-    text = refused(*given, "--metrics-listen", f"127.0.0.1:{taken_port}")
+    text = refused(*given, "--set", f"metrics.listen=127.0.0.1:{taken_port}")
     assert f"metrics.listen = 127.0.0.1:{taken_port}: Address already in use" in text
     assert not (tmp_path / "s").exists()
 
 
 def test_a_port_in_use_loses_no_pages_of_an_earlier_daemon(left: RunningDaemon, taken_port: int) -> None:
-    ended = pagetierd(*arguments(left, metrics_listen=str(taken_port)))
+    ended = pagetierd(*arguments(left, "--set", f"metrics.listen={taken_port}"))
     assert ended.code == Exit.REFUSED, ended.text
 
 
 def test_the_socket_goes_with_the_daemon(tmp_path: Path) -> None:
     place = tmp_path / "metrics.sock"
-    with RunningDaemon("1MiB", "64KiB", "--metrics-listen", str(place)) as daemon:
+    with RunningDaemon("1MiB", "64KiB", "--set", f"metrics.listen={place}") as daemon:
         daemon.kill()
         assert place.exists()
         daemon.start()

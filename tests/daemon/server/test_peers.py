@@ -204,7 +204,7 @@ def as_nobody(daemon: RunningDaemon, *groups: int, code: str = _GREET) -> list[s
 
 def open_to_all(*access: str) -> RunningDaemon:
     """Returns a daemon whose socket all users can open."""
-    return RunningDaemon("16MiB", "64KiB", "--access-socket-mode", "0666", *access)
+    return RunningDaemon("16MiB", "64KiB", "--set", "access.socket_mode=0666", *access)
 
 
 @as_root
@@ -225,7 +225,11 @@ def test_an_unknown_user_that_can_open_the_socket_is_refused() -> None:
 @as_root
 @pytest.mark.parametrize(
     ("access", "groups"),
-    [(("--access-users", "nobody"), ()), (("--access-groups", "65534"), ()), (("--access-groups", "4711"), (1, 4711))],
+    [
+        (("--set", "access.users=nobody"), ()),
+        (("--set", "access.groups=65534"), ()),
+        (("--set", "access.groups=4711"), (1, 4711)),
+    ],
 )
 def test_a_configured_user_may_attach(access: tuple[str, ...], groups: tuple[int, ...]) -> None:
     with open_to_all(*access) as daemon:
@@ -233,7 +237,7 @@ def test_a_configured_user_may_attach(access: tuple[str, ...], groups: tuple[int
 
 
 @as_root
-@pytest.mark.parametrize("access", [("--access-watch-users", "nobody"), ("--access-watch-groups", "65534")])
+@pytest.mark.parametrize("access", [("--set", "access.watch_users=nobody"), ("--set", "access.watch_groups=65534")])
 def test_a_user_with_watch_access_may_not_attach(access: tuple[str, ...]) -> None:
     with open_to_all(*access) as daemon:
         refused, observed = as_nobody(daemon)
@@ -245,18 +249,18 @@ def test_a_user_with_watch_access_may_not_attach(access: tuple[str, ...]) -> Non
 @pytest.mark.parametrize(
     ("access", "answers"),
     [
-        ("--access-watch-users", ["Refusal", "Refusal", "Refusal", "Refusal"]),
-        ("--access-users", ["Saved", "Flushed", "Findings", "Refusal"]),
+        ("access.watch_users", ["Refusal", "Refusal", "Refusal", "Refusal"]),
+        ("access.users", ["Saved", "Flushed", "Findings", "Refusal"]),
     ],
 )
 def test_watching_users_change_nothing_and_attaching_users_no_sizes(access: str, answers: list[str]) -> None:
-    with open_to_all(access, "nobody") as daemon:
+    with open_to_all("--set", f"{access}=nobody") as daemon:
         assert as_nobody(daemon, code=_ASK) == answers
 
 
 @as_root
 def test_the_socket_is_given_to_a_group() -> None:
-    with RunningDaemon("16MiB", "64KiB", "--access-socket-group", "4711", "--access-groups", "4711") as daemon:
+    with RunningDaemon("16MiB", "64KiB", "--set", "access.socket_group=4711", "--set", "access.groups=4711") as daemon:
         assert daemon.socket.stat().st_gid == 4711
         assert as_nobody(daemon, 4711) == ["slot 0", "slot -1"]
         assert all("Permission denied" in line for line in as_nobody(daemon))
@@ -264,7 +268,7 @@ def test_the_socket_is_given_to_a_group() -> None:
 
 @as_root
 def test_a_mode_that_keeps_out_a_configured_user_is_logged() -> None:
-    with RunningDaemon("16MiB", "64KiB", "--access-users", "nobody") as daemon:
+    with RunningDaemon("16MiB", "64KiB", "--set", "access.users=nobody") as daemon:
         assert 'set access.socket_mode = \\"0666\\"' in daemon.log.read_text()
 
 
