@@ -21,6 +21,8 @@ from pagetier.shm.protocol import Describe, Description
 def config(socket: Path, show: str | None) -> None:
     """Show the settings that the daemon runs by, and the source of each.
 
+    `pagetierd --set NAME=VALUE` gives a setting by the name that is shown, for example --set evict.policy=lru.
+
     A setting that waits for a restart is shown with the value in force and with the one that waits. `pagetierd --check`
     validates a configuration without a daemon.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,7 +29,8 @@ def config_options(command: _Command) -> _Command:
         multiple=True,
         callback=_pairs,
         shell_complete=_changes,
-        help="Give any setting, as --set evict.policy=lru; may be repeated. pagetierd.toml(5) describes all settings.",
+        help="Give any setting, as --set evict.policy=lru; may be repeated. pagetierd.toml(5) and docs/configuration.md"
+        " describe all settings; `pagetier config` lists them.",
     )(command)
     for field in reversed(_fields_with_flag()):
         command = click.option(field.flag, field.parameter, metavar=field.setting.metavar, help=_help(field))(command)
@@ -51,8 +53,9 @@ def config_flags(parameters: Mapping[str, Any]) -> dict[str, str | None]:
 
 def changes_meant(option: str) -> list[str]:
     """Returns the `--set` for an option that spells a setting as the flags of some are: "--evict-policy"."""
-    name = option.removeprefix("--").replace("-", "_")
-    return [f"{field.flag}=VALUE" for field in fields() if field.parameter == name and not field.has_flag]
+    names = {field.parameter: f"{field.flag}=VALUE" for field in fields() if not field.has_flag}
+    near = difflib.get_close_matches(option.removeprefix("--").replace("-", "_"), names, n=1, cutoff=0.9)
+    return [names[name] for name in near]
 
 
 def _fields_with_flag() -> list[Field]:
@@ -64,7 +67,7 @@ def _pairs(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -
     pairs = [text.partition("=") for text in texts]
     for name, sign, _ in pairs:
         if not sign:
-            raise click.BadParameter(f'"{name}" has no value: write --set {name}=VALUE', ctx, param)
+            raise click.BadParameter(f'"{name}" is not NAME=VALUE, such as evict.policy=lru', ctx, param)
     return [(name.strip(), value) for name, _, value in pairs]
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from pagetier.daemon.config.fields import Field, fields, replaced
 from pagetier.daemon.config.schema import PREFIX, Config
-from pagetier.daemon.config.suggestions import advice_for_line, hint, set_by_kubernetes
+from pagetier.daemon.config.suggestions import advice_for_line, hint, hint_for_path, set_by_kubernetes
 from pagetier.daemon.config.validation import first_conflict
 from pagetier.shm.socket_path import default_socket
 from pagetier.shm.units import shown
@@ -243,7 +243,7 @@ def _from_flags(flags: Mapping[str, str | None]) -> _SourcedValues:
     given: _SourcedValues = {}
     for path, raw in flags.items():
         if path not in known:
-            raise ConfigError(f'flag --set: unknown setting "{path}"{hint(path, known)}')
+            raise ConfigError(f'flag --set: unknown setting "{path}"{hint_for_path(path, [*known])}')
         if raw is not None:
             given[path] = _read(known[path], raw, f"flag {known[path].flag}")
     return given

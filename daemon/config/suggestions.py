@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 
@@ -16,6 +16,23 @@ def hint(name: str, known: Iterable[str], spellings: Mapping[str, str] | None = 
     # One wrong or two exchanged characters. Names with a common prefix are similar without being meant.
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=1 - 1.01 / max(2, len(name)))
     return f'; did you mean "{(spellings or {}).get(near[0], near[0])}"?' if near else ""
+
+
+def hint_for_path(path: str, paths: Sequence[str]) -> str:
+    """Returns what to write instead of an unknown setting's name, such as `; did you mean "evict.policy"?`.
+
+    The name may be spelled as an option or a variable. Settings of the same key or of the same table are named if no
+    name differs by a typo, else all tables.
+    """
+    spelled = {known.replace(".", "_"): known for known in paths}
+    table, _, key = path.lower().rpartition(".")
+    meant = path.lower().replace("-", "_").replace(".", "_").removeprefix("pagetier_")
+    same_key = [known for known in paths if known.rpartition(".")[2] == key]
+    same_table = [known for known in paths if known.startswith(f"{table or key}.")]
+    if near := hint(meant, spelled, spellings=spelled):
+        return near
+    first = dict.fromkeys(known.partition(".")[0] for known in paths)
+    return f"; known are {', '.join(same_key or same_table or [*first])}"
 
 
 _LINE: Final = re.compile(r"at line (\d+)")

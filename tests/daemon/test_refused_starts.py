@@ -59,8 +59,8 @@ def test_a_configuration_that_does_not_parse_is_code_2(tmp_path: Path, name: str
     ("words", "message"),
     [
         (["--arena-size", "1Gb"], "--arena-size"),
-        (["--set", "evict.policy=lru"], "--set evict.policy=VALUE"),
-        (["--set", "evict.policy"], "--set evict.policy=VALUE"),
+        (["--evict-policy", "lru"], "--set evict.policy=VALUE"),
+        (["--set", "evict.policy"], "is not NAME=VALUE"),
         (["--no-such-flag"], "--no-such-flag"),
         (["surplus"], "surplus"),
         (["--config", "", "--check"], "Invalid value for '--config': an empty value names no file"),

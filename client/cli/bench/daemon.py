@@ -82,7 +82,7 @@ def running_daemon(folder: Path, arena_bytes: int, frame_bytes: int) -> Iterator
     program, name = program_path("pagetierd", "install pagetier there"), f"pagetier-bench-{secrets.token_hex(4)}"
     socket = folder / "pagetier.sock"
     flags = [f"--name={name}", f"--socket={socket}"]
-    command = [str(program), *flags, f"--arena-size={arena_bytes}", f"--arena-frame-size={frame_bytes}"]
+    command = [str(program), *flags, f"--arena-size={arena_bytes}", f"--set=arena.frame_size={frame_bytes}"]
     started = Program(command, own_environment(), folder / "pagetierd.log", signal.SIGTERM, _STOP_S)
     try:
         yield BenchDaemon(name, socket, started)

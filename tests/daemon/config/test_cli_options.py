@@ -6,9 +6,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from pagetier.daemon.config.cli_options import config_flags, config_options
+from pagetier.daemon.config.cli_options import changes_meant, config_flags, config_options
 from pagetier.daemon.config.id_ranges import IdRange
-from pagetier.daemon.config.loader import Config, fields, load
+from pagetier.daemon.config.loader import Config, ConfigError, fields, load
 
 FLAGS = [field for field in fields() if field.has_flag]
 
@@ -63,7 +63,31 @@ def test_a_value_may_contain_an_equals_sign_and_be_empty() -> None:
 @pytest.mark.parametrize("word", ["evict.policy", "lru", ""])
 def test_a_set_without_a_value_is_a_usage_error(word: str) -> None:
     _, output, code = run("--set", word)
-    assert code == 2 and f"write --set {word}=VALUE" in output
+    assert code == 2 and f'"{word}" is not NAME=VALUE, such as' in output
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("evict.policyx", 'did you mean "evict.policy"?'),
+        ("Evict-Policy", 'did you mean "evict.policy"?'),
+        ("PAGETIER_EVICT_POLICY", 'did you mean "evict.policy"?'),
+        ("policy", "known are evict.policy"),
+        ("listen", "known are metrics.listen, http.listen"),
+        ("log.depth", "known are log.level"),
+        ("log", "known are log.level"),
+        ("depth", "known are name, socket, quota, arena, "),
+    ],
+)
+def test_the_error_for_an_unknown_name_names_near_settings(name: str, near: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(None, {}, {name: "1"})
+    assert f'unknown setting "{name}"; {near}' in str(refused.value)
+
+
+@pytest.mark.parametrize("option", ["--evict-policy", "--evict-policyx"])
+def test_an_option_for_a_setting_without_a_flag_of_its_own_is_answered_with_set(option: str) -> None:
+    assert changes_meant(option) == ["--set evict.policy=VALUE"]
 
 
 def test_help_names_flags_and_defaults() -> None:
