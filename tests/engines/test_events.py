@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,20 +22,44 @@ _HEARD_S = 20.0
 class Listener:
     """Subscribes to an engine's events, as a router does."""
 
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self._socket = socket
+    def __init__(self, socket: zmq.Socket[bytes], replay: zmq.Socket[bytes]) -> None:
+        self._socket, self._replay = socket, replay
         self.heard: list[dict[str, Any]] = []
+        self.batches: list[tuple[int, bytes]] = []
 
     def hears(self, medium: str, count: int) -> bool:
         """Waits for `count` stored blocks of a medium."""
+        return self._hears(lambda: len(self.stored(medium)) >= count) and len(self.stored(medium)) == count
 
+    def hears_removals(self, medium: str, blocks: Collection[bytes]) -> bool:
+        """Waits until these blocks are removed from a medium."""
+        return self._hears(lambda: self.removed(medium).issuperset(blocks))
+
+    def _hears(self, enough: Callable[[], bool]) -> bool:
         def heard() -> bool:
-            if len(self.stored(medium)) < count and self._socket.poll(100):
-                _, _, batch = self._socket.recv_multipart()
+            if not enough() and self._socket.poll(100):
+                _, number, batch = self._socket.recv_multipart()
+                self.batches.append((int.from_bytes(number, "big"), batch))
                 self.heard += msgspec.msgpack.decode(batch)[1]
-            return len(self.stored(medium)) >= count
+            return enough()
 
-        return eventually(heard, _HEARD_S) and len(self.stored(medium)) == count
+        return eventually(heard, _HEARD_S)
+
+    def replayed(self) -> list[tuple[int, bytes]]:
+        """Returns all batches that the engine has published, as it replays them."""
+        self._replay.send_multipart((b"", (0).to_bytes(8, "big")))
+        batches: list[tuple[int, bytes]] = []
+        while self._replay.poll(_HEARD_S * 1000):
+            _, _, number, batch = self._replay.recv_multipart()
+            if int.from_bytes(number, "big", signed=True) < 0:
+                return batches
+            batches.append((int.from_bytes(number, "big"), batch))
+        raise AssertionError("the replay does not end")
+
+    def removed(self, medium: str) -> set[bytes]:
+        """Returns the removed blocks."""
+        events = [event for event in self.heard if event["type"] == "BlockRemoved" and event["medium"] == medium]
+        return {block for event in events for block in event["block_hashes"]}
 
     def stored(self, medium: str) -> dict[bytes, dict[str, Any]]:
         """Returns the events of stored blocks by hash."""
@@ -44,25 +68,32 @@ class Listener:
 
 
 @contextmanager
-def listening(endpoint: str) -> Iterator[Listener]:
+def listening(endpoint: str, replay_endpoint: str) -> Iterator[Listener]:
     """Yields a listener that is connected: what an engine publishes before is lost."""
-    with zmq.Context() as context, context.socket(zmq.SUB) as socket:
+    with zmq.Context() as context, context.socket(zmq.SUB) as socket, context.socket(zmq.DEALER) as replay:
+        replay.connect(replay_endpoint)
         with socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED) as connected:
             socket.connect(endpoint)
             socket.subscribe(b"")
             assert connected.poll(_HEARD_S * 1000), "the engine publishes no events"
         socket.disable_monitor()
-        yield Listener(socket)
+        yield Listener(socket, replay)
 
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scene, VllmEngine, Listener]]:
-    endpoint = f"ipc://{tmp_path_factory.mktemp('events')}/events"
-    events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
+    folder = tmp_path_factory.mktemp("events")
+    endpoint, replay = f"ipc://{folder}/events", f"ipc://{folder}/replay"
+    events = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": endpoint,
+        "replay_endpoint": replay,
+    }
     with (
         scene_of("llama") as scene,
         scene.engine(engine={"kv_events_config": events}) as engine,
-        listening(endpoint) as listener,
+        listening(endpoint, replay) as listener,
     ):
         yield scene, engine, listener
 
@@ -72,13 +103,13 @@ def test_every_stored_page_is_announced_as_vllm_announces_its_blocks(host: tuple
     pages = scene.hit() // PAGE
     ask(engine, PROMPT)
     scene.settle()
-    ask(engine, prompt(2, 64))  # pages stored by then are announced at the end of a step
     assert listener.hears("CPU", pages), listener.heard
     ours, parent = listener.stored("CPU"), None
     assert ours.keys() <= listener.stored("GPU").keys()
     for page, (block, event) in enumerate(ours.items()):
-        assert event["token_ids"] == PROMPT[page * PAGE : (page + 1) * PAGE]
-        assert (event["block_size"], event["parent_block_hash"]) == (PAGE, parent)
+        at = event["at"]
+        assert event["token_ids"][at * PAGE : (at + 1) * PAGE] == PROMPT[page * PAGE : (page + 1) * PAGE]
+        assert event["block_size"] == PAGE and (at or event["parent_block_hash"] == parent)
         parent = block
         assert _of_group(event) == _of_group(listener.stored("GPU")[block])
         assert event.get("kv_cache_spec_kind") == "full_attention" and event.get("locality") == "LOCAL"
@@ -86,20 +117,37 @@ def test_every_stored_page_is_announced_as_vllm_announces_its_blocks(host: tuple
 
 
 def test_a_salted_page_is_announced_with_its_salt(host: tuple[Scene, VllmEngine, Listener]) -> None:
-    scene, engine, listener = host
+    _, engine, listener = host
     salted, before = prompt(6, 3 * PAGE + 1), len(listener.stored("CPU"))
     engine.do("generate", prompts=[salted], salt="tenant")
-    scene.settle()
-    ask(engine, prompt(7, 64))
     assert listener.hears("CPU", before + 3), listener.heard
-    ours = list(listener.stored("CPU").values())[before:]
-    assert [event.get("extra_keys") for event in ours] == [[["tenant"]], None, None]
-    theirs = [listener.stored("GPU")[event["block_hashes"][0]] for event in ours]
+    blocks = list(listener.stored("CPU"))[before:]
+    ours, theirs = ([listener.stored(medium)[block] for block in blocks] for medium in ("CPU", "GPU"))
+    assert [event["extra_keys"][event["at"]] for event in ours] == [["tenant"], None, None]
     assert [event["extra_keys"][event["at"]] for event in theirs] == [["tenant"], None, None]
 
 
 def _of_group(event: dict[str, Any]) -> list[Any]:
     return [event.get(name) for name in ("group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window")]
+
+
+def test_an_idle_engine_announces_what_it_can_no_longer_load(host: tuple[Scene, VllmEngine, Listener]) -> None:
+    """There is one stream: numbers go on with the next request, and the replay has what was published between steps."""
+    scene, engine, listener = host
+    before = len(listener.stored("CPU"))
+    ask(engine, prompt(8))
+    scene.settle()
+    assert listener.hears("CPU", before + scene.hit() // PAGE)
+    blocks = listener.stored("CPU").keys()
+    assert not blocks & listener.removed("CPU")
+    assert scene.daemon.pagetier("flush", "--all", "--yes").exit_code == 0
+    assert listener.hears_removals("CPU", blocks), listener.heard
+    assert listener.removed("CPU") == blocks
+    ask(engine, prompt(9))
+    assert listener.hears("CPU", len(blocks) + scene.hit() // PAGE)
+    numbers = [number for number, _ in listener.batches]
+    assert numbers == list(range(len(numbers)))
+    assert listener.replayed() == listener.batches
 
 
 def test_rejected_pages_are_not_announced(host: tuple[Scene, VllmEngine, Listener]) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,91 +12,20 @@ import pytest
 import torch
 import zmq
 from vllm.distributed.kv_events import EventBatch, ZmqEventPublisher
-from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
+from announcing_host import PAGE, PAGES, SPEC, Host, written
 from disk_daemon import FRAME, DiskDaemon
 from eventually import eventually
-from pagetier.client import Client
-from pagetier.client.engines.events.changes import LocationChanges
-from pagetier.client.engines.vllm.events import KnownPage, VllmEvents, fields_of_group, prefix_cache_resets
+from pagetier.client.engines.vllm.events import fields_of_group
 from pagetier.client.engines.vllm.paged_group import PagedGroup
-from pagetier.client.engines.vllm.request_state import RequestState
 from pagetier.client.groups import FullAttention
 from pagetier.shm._core import KEY_BYTES, EventsResult
 from pagetier.shm.geometry import Geometry
 from running_daemon import namespace
 
-PAGE = 16
-PAGES = 6
 _STEPS = 3000
-SPEC = FullAttentionSpec(block_size=PAGE, num_kv_heads=1, head_size=8, dtype=torch.float32)
-
-
-@dataclass
-class Host:
-    """A daemon with a disk, events of vLLM, and a router that believes them."""
-
-    daemon: DiskDaemon
-    client: Client
-    lease: float = 30.0
-    believed: dict[str, set[int]] = field(default_factory=lambda: {"CPU": set(), "STORAGE": set()})
-    removals: int = 0
-
-    def __post_init__(self) -> None:
-        self.pool = SimpleNamespace(cached_block_hash_to_block={})
-        self.group = PagedGroup(FullAttention(PAGE), namespace(PAGE, salt=str(id(self))), 1, True)
-        self.renew()
-
-    def renew(self, most_pages: int = 1000) -> None:
-        self.changes = LocationChanges[KnownPage](self.client, self.lease, most_pages)
-        self.events = VllmEvents(self.changes, [SPEC], prefix_cache_resets(self.pool))
-
-    def learn(self, number: int = 0, pages: int = PAGES) -> list[bytes]:
-        """Lets the events know a prompt, and returns the hashes of its pages."""
-        hashes = [bytes([number, page]) * 16 for page in range(pages)]
-        request = SimpleNamespace(
-            request_id=f"r{number}", block_hashes=hashes, all_token_ids=list(range(pages * PAGE)), lora_request=None
-        )
-        request.mm_features, request.cache_salt, request.prompt_embeds = [], None, None
-        self.events.learn(RequestState(request, [self.group]))
-        return hashes
-
-    def store(self, hashes: list[bytes]) -> None:
-        page = np.zeros(FRAME, np.uint8)
-        stored = self.client.store(self.group.keys(hashes), [page] * len(hashes), timeout=30.0)
-        assert stored.stored == len(hashes)
-
-    def located(self) -> bytes:
-        """Returns the tiers of the pages of the first prompt."""
-        assert self.client.session is not None
-        return self.client.session.locate(self.group.keys(self.learn()).data)
-
-    def tells(self) -> list[Any]:
-        """Returns the events of one step, and believes them."""
-        events = self.events.taken()
-        for event in events:
-            known = self.believed[event.medium]
-            if type(event).__name__ == "BlockStored":
-                known.update(event.block_hashes)
-            else:
-                assert known.issuperset(event.block_hashes), "removed what was not announced, or twice"
-                known.difference_update(event.block_hashes)
-                self.removals += len(event.block_hashes)
-        return events
-
-    def collects(self, events: list[Any]) -> list[Any]:
-        """Adds the events of one step, and returns all."""
-        events += self.tells()
-        return events
-
-    def believes(self, memory: int, disk: int, seconds: float = 30.0) -> bool:
-        """Waits until the router believes that so many pages are in memory and on disk."""
-
-        def heard() -> bool:
-            self.tells()
-            return (len(self.believed["CPU"]), len(self.believed["STORAGE"])) == (memory, disk)
-
-        return eventually(heard, seconds)
 
 
 @pytest.fixture
@@ -109,24 +36,16 @@ def host() -> Iterator[Host]:
         yield Host(daemon, client)
 
 
-def written(host: Host) -> None:
-    """Stores a prompt that is in memory and on disk."""
-    host.store(host.learn())
-    assert host.believes(PAGES, 0)
-    assert not host.daemon.save().trouble
-    assert host.believes(PAGES, PAGES)
-
-
-def test_pages_of_others_are_announced_head_first(host: Host) -> None:
+def test_pages_of_others_are_announced_in_one_event(host: Host) -> None:
     host.store(hashes := host.learn())
     host.renew()
     host.learn()
     events: list[Any] = []
-    assert eventually(lambda: len(host.collects(events)) == PAGES)
-    assert [event.token_ids[0] for event in events] == [page * PAGE for page in range(PAGES)]
-    assert [event.parent_block_hash for event in events] == [None, *(event.block_hashes[0] for event in events[:-1])]
-    assert len(hashes) == len(host.believed["CPU"])
-    assert events[0].kv_cache_spec_kind == "full_attention" and events[0].locality == "LOCAL"
+    assert eventually(lambda: sum(len(event.block_hashes) for event in host.collects(events)) == PAGES)
+    (event,) = events
+    assert event.block_hashes == [maybe_convert_block_hash(one) for one in hashes] and event.parent_block_hash is None
+    assert event.token_ids == list(range(PAGES * PAGE)) and event.block_size == PAGE
+    assert event.kv_cache_spec_kind == "full_attention" and event.locality == "LOCAL"
 
 
 def test_a_daemon_that_is_killed_leaves_no_gap(host: Host) -> None:
@@ -253,7 +172,8 @@ def test_routers_decode_what_is_announced(host: Host, schema: Any) -> None:
     batch = msgspec.msgpack.encode(EventBatch(0.0, [*stored, *removed], 0))
     _, decoded, rank = msgspec.msgpack.decode(batch, type=tuple[float, list[schema], int])
     assert rank == 0 and {event.medium for event in decoded} == {"CPU", "STORAGE"}
-    assert all(event.block_size == len(event.token_ids) for event in decoded if hasattr(event, "token_ids"))
+    of_stored = [event for event in decoded if hasattr(event, "token_ids")]
+    assert all(event.block_size * len(event.block_hashes) == len(event.token_ids) for event in of_stored)
     assert all(0 <= block < 1 << 64 for event in decoded for block in event.block_hashes)
 
 

@@ -68,8 +68,9 @@ class Rank(Faults):
         self.cache: Any = self._make_cache(group)
         self.linker: Any = self.cache.linker
         self.free_at_start = self.free_slots()
+        published = {"publisher": "zmq", "endpoint": endpoint, "replay_endpoint": f"{endpoint}-replay"}
         self.publisher = SchedulerKvEventsPublisher(
-            kv_events_config=json.dumps({"publisher": "zmq", "endpoint": endpoint}) if endpoint else None,
+            kv_events_config=json.dumps(published) if endpoint else None,
             tree_cache=self.cache,
             send_metrics_from_scheduler=None,
             max_running_requests=8,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import zmq
 
 from disk_daemon import DiskDaemon
 from eventually import eventually
@@ -16,6 +20,7 @@ pytest_plugins = ("sglang_daemon",)
 SPEC = Spec("mha", 16, ranks=2)
 PAGES = 8
 _WAIT_S = 60.0
+_BATCH = tuple[float, list[dict[str, Any]], int]
 
 
 class Router:
@@ -28,7 +33,10 @@ class Router:
     def hear(self) -> None:
         """Takes the events of one step. Only the first rank publishes."""
         self._engine.poll()
-        for event in self._engine.events()[0]:
+        self._believe(self._engine.events()[0])
+
+    def _believe(self, events: list[dict[str, Any]]) -> None:
+        for event in events:
             match event["type"]:
                 case "AllBlocksCleared":
                     for known in self.blocks.values():
@@ -59,6 +67,69 @@ class Router:
             assert block not in self.blocks[event["medium"]], "stored twice"
             self.blocks[event["medium"]][block] = {"parent": parent, "tokens": tokens}
             parent = block
+
+
+class Subscriber(Router):
+    """Believes what SGLang's publisher sends, and lets the engine do no step."""
+
+    def __init__(self, engine: SglangEngine, endpoint: str, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        super().__init__(engine)
+        self.batches: list[tuple[int, bytes]] = []
+        self._socket, self._replay = context.socket(zmq.SUB), context.socket(zmq.DEALER)
+        with self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED) as connected:
+            self._socket.connect(endpoint)
+            self._socket.subscribe(b"")
+            assert connected.poll(_WAIT_S * 1000)
+        self._socket.disable_monitor()
+        self._replay.connect(f"{endpoint}-replay")
+
+    def hear(self) -> None:
+        """Takes what was published. The sequence numbers have no gap."""
+        while self._socket.poll(0):
+            _, number, batch = self._socket.recv_multipart()
+            assert int.from_bytes(number, "big") == len(self.batches)
+            self.batches.append((len(self.batches), batch))
+            self._believe(msgspec.msgpack.decode(batch, type=_BATCH)[1])
+
+    def replayed(self) -> list[tuple[int, bytes]]:
+        """Returns all batches as the engine replays them."""
+        self._replay.send_multipart((b"", (0).to_bytes(8, "big")))
+        batches: list[tuple[int, bytes]] = []
+        while self._replay.poll(_WAIT_S * 1000):
+            _, _, number, batch = self._replay.recv_multipart()
+            if int.from_bytes(number, "big", signed=True) < 0:
+                return batches
+            batches.append((int.from_bytes(number, "big"), batch))
+        raise AssertionError("the replay does not end")
+
+    def close(self) -> None:
+        for socket in (self._socket, self._replay):
+            socket.close(0)
+
+
+@pytest.mark.parametrize("kind", ["mha", "swa"])
+def test_an_engine_that_does_no_step_announces_stores_moves_and_removals(
+    kind: str, own_daemon: DiskDaemon, tmp_path: Path
+) -> None:
+    """SGLang asks for events when it is idle, but neither when it is paused nor while requests only wait."""
+    endpoint = f"ipc://{tmp_path}/events"
+    with (
+        zmq.Context() as context,
+        SglangEngine(Spec(kind, 16, ranks=2), own_daemon.socket, publish=endpoint) as engine,
+        closing(Subscriber(engine, endpoint, context)) as router,
+    ):
+        engine.insert(1, PAGES)
+        assert router.believes(GPU=PAGES, CPU_PINNED=PAGES, DISK=0), router.blocks
+        own_daemon.save()
+        assert router.believes(GPU=PAGES, CPU_PINNED=PAGES, DISK=PAGES), router.blocks
+        own_daemon.flush("memory")
+        assert router.believes(GPU=PAGES, CPU_PINNED=0, DISK=PAGES), router.blocks
+        engine.insert(2, PAGES)
+        own_daemon.save()  # a page that is being written is not flushed
+        assert router.believes(GPU=2 * PAGES, CPU_PINNED=PAGES, DISK=2 * PAGES), router.blocks
+        own_daemon.flush()
+        assert router.believes(GPU=2 * PAGES, CPU_PINNED=0, DISK=0), router.blocks
+        assert router.replayed() == router.batches
 
 
 @pytest.mark.parametrize("kind", ["mha", "swa"])

@@ -8,11 +8,9 @@ from pagetier.client.client import Client
 from pagetier.client.engines.events.table import Change, EventTable, P
 from pagetier.shm import clock
 from pagetier.shm._core import EventsResult, Session, TierFlag
-from pagetier.shm.clock import Deadline
 from pagetier.shm.failpoints import point
 
 _MOST_PAGES: Final = 1 << 18
-_LINGER_S: Final = 0.25  # after stores or a new daemon, by when their pages can be announced
 
 
 class LocationChanges(Generic[P]):
@@ -21,36 +19,36 @@ class LocationChanges(Generic[P]):
     The daemon's ring of events names the pages that have changed. Where a page is now is read from the index, which
     needs no message. So an event that was missed, or that comes twice, cannot make routers believe anything untrue for
     longer than until the next sweep over all pages. If this process dies before it announces what it has read, the next
-    one locates the pages of its own requests, whatever was in the ring. Called by the one thread of the engine's
-    scheduler.
+    one locates the pages of its own requests, whatever was in the ring. Called by one thread at a time.
 
     Args:
         client: This process's client.
         lease: Seconds for which pages stay announced while there is no daemon, or while its disk is being opened.
         most_pages: The most pages that are announced.
+        shares: The keys of a page, one for each division of the ranks.
     """
 
-    def __init__(self, client: Client, lease: float, most_pages: int = _MOST_PAGES) -> None:
+    def __init__(self, client: Client, lease: float, most_pages: int = _MOST_PAGES, shares: int = 1) -> None:
         self._client = client
-        self._pages = EventTable[P](most_pages)
+        self._pages = EventTable[P](most_pages, shares)
         self._session: Session | None = None
         self._served = _Absence(lease)
         self._disk = _Absence(lease)
-        self._lingers = Deadline(0.0)
         self._unfinished = False
 
     def learn(self, key: bytes, page: P) -> None:
-        """Adds a page, which will be located. A page that is known already costs one lookup."""
-        self._pages.learn(key, page)
+        """Adds a page, which will be located. A page that is known already costs one lookup.
 
-    def stores(self) -> None:
-        """Records that pages are being stored, so that `waits` is true until they can be announced."""
-        self._lingers = Deadline(_LINGER_S)
+        Args:
+            key: The keys of all shares, one after the other.
+            page: The page.
+        """
+        self._pages.learn(key, page)
 
     @property
     def waits(self) -> bool:
-        """Whether another call of taken() could return changes: pages were stored just now, or are to be located."""
-        return self._unfinished or not self._lingers.is_over
+        """Whether pages are still to be located by another call of taken()."""
+        return self._unfinished
 
     def clear(self) -> list[Change[P]]:
         """Removes all pages: this engine cannot load them any more. Returns that they left all tiers."""
@@ -77,7 +75,6 @@ class LocationChanges(Generic[P]):
         """Reads the ring. Returns False if the daemon records nothing at this time."""
         if session is not self._session:  # another attachment, whose ring may lack what changed before it
             self._session = session
-            self.stores()
             self._pages.sweep()
         while True:
             seen = session.read_events()

@@ -47,10 +47,12 @@ class EventTable(Generic[P]):
 
     Args:
         limit: The most pages. Beyond it a page takes the place of one that is in no tier.
+        shares: The keys of a page. It is in a tier once all of its shares are, since an engine needs them all.
     """
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, limit: int, shares: int = 1) -> None:
+        self._limit, self._shares = limit, shares
+        self._row_bytes = shares * KEY_BYTES
         self._rows: dict[bytes, int] = {}
         self._pages: list[P] = []
         self._keys = bytearray()
@@ -69,8 +71,8 @@ class EventTable(Generic[P]):
         return bool(self._changed or self._sweep)
 
     def learn(self, key: bytes, page: P) -> None:
-        """Adds a page, which will be located."""
-        if key in self._rows:
+        """Adds a page, which will be located. `key` has the keys of all shares."""
+        if key[:KEY_BYTES] in self._rows:
             return
         if len(self._pages) < self._limit:
             row = len(self._pages)
@@ -79,18 +81,19 @@ class EventTable(Generic[P]):
             self._pages.append(page)
         elif self._absent:  # routers know nothing of such a page, so that it can be forgotten without an event
             row = next(iter(self._absent))
-            del self._rows[self._key(row)]
-            self._keys[row * KEY_BYTES : (row + 1) * KEY_BYTES] = key
+            for share in _keys_in(self._key(row)):
+                del self._rows[share]
+            self._keys[row * self._row_bytes : (row + 1) * self._row_bytes] = key
             self._pages[row] = page
         else:
             return
-        self._rows[key] = row
+        self._rows.update((share, row) for share in _keys_in(key))
         self._changed.add(row)
         self._put_last(row)  # as a page in no tier: the first update() announces where it is
 
     def touch(self, keys: bytes) -> None:
         """Lets these pages be located, as far as they are known."""
-        rows = (self._rows.get(keys[at : at + KEY_BYTES]) for at in range(0, len(keys), KEY_BYTES))
+        rows = map(self._rows.get, _keys_in(keys))
         self._changed.update(row for row in rows if row is not None)
 
     def sweep(self) -> None:
@@ -111,7 +114,7 @@ class EventTable(Generic[P]):
     def clear(self) -> list[Change[P]]:
         """Removes all pages, and returns that they left all tiers."""
         changes = self.withdraw()
-        self.__init__(self._limit)  # type: ignore[misc]
+        self.__init__(self._limit, self._shares)  # type: ignore[misc]
         return changes
 
     def update(self, locator: Locator, assumed: int) -> list[Change[P]]:
@@ -126,7 +129,7 @@ class EventTable(Generic[P]):
         """
         rows = sorted(self._changed, key=lambda row: self._pages[row].at)
         self._changed.clear()
-        located = locator.locate(b"".join(map(self._key, rows))) if rows else b""
+        located = self._located(locator, b"".join(map(self._key, rows))) if rows else b""
         changes = list(self._differences(rows, located, assumed))
         changes += self._sweep_some(locator, assumed)
         return sorted(changes, key=lambda change: change.page.at)
@@ -135,10 +138,15 @@ class EventTable(Generic[P]):
         rows, self._sweep = self._sweep[:_LOCATED_AT_ONCE], self._sweep[_LOCATED_AT_ONCE:]
         if not rows:
             return
-        located = locator.locate(bytes(self._keys[rows.start * KEY_BYTES : rows.stop * KEY_BYTES]))
+        located = self._located(locator, bytes(self._keys[rows.start * self._row_bytes : rows.stop * self._row_bytes]))
         believed = np.frombuffer(bytes(self._tiers[rows.start : rows.stop]), np.uint8)
         different = np.flatnonzero(np.frombuffer(located, np.uint8) != believed).tolist()
         yield from self._differences((rows[at] for at in different), bytes(located[at] for at in different), assumed)
+
+    def _located(self, locator: Locator, keys: bytes) -> bytes:
+        """Returns the tiers in which each page has all of its shares."""
+        tiers = np.frombuffer(locator.locate(keys), np.uint8).reshape(-1, self._shares)
+        return bytes(np.bitwise_and.reduce(tiers, axis=1))
 
     def _differences(self, rows: Iterable[int], located: bytes, assumed: int) -> Iterator[Change[P]]:
         for row, found in zip(rows, located, strict=True):
@@ -165,4 +173,9 @@ class EventTable(Generic[P]):
                 self._put(row, 0)
 
     def _key(self, row: int) -> bytes:
-        return bytes(self._keys[row * KEY_BYTES : (row + 1) * KEY_BYTES])
+        return bytes(self._keys[row * self._row_bytes : (row + 1) * self._row_bytes])
+
+
+def _keys_in(keys: bytes) -> Iterator[bytes]:
+    """Yields the keys one by one."""
+    return (keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES))

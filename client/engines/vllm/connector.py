@@ -6,9 +6,11 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from vllm.distributed.kv_events import EventPublisherFactory, KVEventBatch
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
+from pagetier.client.engines.events.idle_publisher import IdlePublisher, use_next_publisher
 from pagetier.client.engines.unsupported import reported_as_unsupported
 from pagetier.client.engines.vllm.connector_metadata import ReportedShapes, ShapesMetadata, StepMetadata, agreed_shapes
 from pagetier.client.engines.vllm.engine_log import route_logs
@@ -20,6 +22,7 @@ from pagetier.client.engines.vllm.rank_share import prefill_ranks, ranks_of, sha
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.engines.vllm.settings import directions_of, read_settings
 from pagetier.client.engines.vllm.setup import (
+    announces,
     is_switched_off,
     namespaces_of,
     open_scheduler,
@@ -32,6 +35,7 @@ from pagetier.client.engines.vllm.setup import (
 )
 from pagetier.client.engines.vllm.worker import Finished, WorkerHalf
 from pagetier.client.engines.weights import ModelIdentity
+from pagetier.shm import clock
 
 log = logging.getLogger("vllm.pagetier")
 
@@ -55,8 +59,11 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         self._directions = directions_of(vllm_config.kv_transfer_config, self._settings)
         route_logs()
         self._off = is_switched_off(vllm_config, self._settings)
+        self._idle = IdlePublisher(lambda events: KVEventBatch(ts=clock.date(), events=events), log)
         if role is KVConnectorRole.SCHEDULER:
             warn_of_switch(switched_off=self._off)
+            if announces(vllm_config, self._settings):
+                use_next_publisher(EventPublisherFactory, self._idle)
         self._asked_to_open = False
         self._pool: Any = None
         self._pending: PendingScheduler | None = None
@@ -160,6 +167,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def shutdown(self) -> None:
         """Closes both halves."""
+        self._idle.stop()
         if self._worker is not None:
             self._worker.close()
         for half in (self._pending, self._scheduler):
@@ -268,12 +276,10 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
     def take_events(self) -> Iterable[Any]:
         """Returns the events of the pages that came and left since the last call."""
         events = self._scheduler.events if self._scheduler is not None else None
-        return events.taken() if events is not None else ()
-
-    def has_pending_push_work(self) -> bool:
-        """Returns whether vLLM should do another step without requests, to announce pages. Called from 0.32 on."""
-        events = self._scheduler.events if self._scheduler is not None else None
-        return events is not None and events.waits
+        if events is None:
+            return ()
+        self._idle.start(events)
+        return events.taken()
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> PagetierStats:

@@ -9,6 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from pagetier.client.engines.events.changes import LocationChanges
+from pagetier.client.engines.events.idle_publisher import StepOrder
+from pagetier.client.engines.events.runs import runs_of
 from pagetier.client.engines.events.table import Change
 from pagetier.client.engines.vllm.request_state import RequestState
 from pagetier.shm._core import KEY_BYTES, TierFlag
@@ -40,7 +42,10 @@ class KnownPage(msgspec.Struct, frozen=True, gc=False):
 
 
 class VllmEvents:
-    """Returns changes of where the pages of this engine's requests are as events. Called by vLLM's scheduler only.
+    """Returns changes of where the pages of this engine's requests are as events.
+
+    Called by vLLM's scheduler, but for publish_idle(), which another thread calls. Only a step sees resets of vLLM's
+    prefix cache, because its batch has AllBlocksCleared before the pages that are announced again.
 
     Args:
         changes: Follows where pages are.
@@ -53,75 +58,106 @@ class VllmEvents:
         self._changes, self._resets = changes, resets
         self._of_groups = [{"group_idx": at, **fields_of_group(spec)} for at, spec in enumerate(specs)]
         self._events: list[Any] = []
+        self._order = StepOrder()
 
     def learn(self, tracked: RequestState) -> None:
         """Adds the pages of a request that have got a hash. It is a cheap check if there are none."""
+        with self._order.lock:
+            self._learn(tracked)
+
+    def _learn(self, tracked: RequestState) -> None:
         hashes = tracked.request.block_hashes
         if tracked.is_excluded or tracked.learned_hashes == len(hashes):
             return
-        for at, (group, keys) in enumerate(zip(tracked.groups, tracked.keys, strict=True)):
-            of_pages = hashes[group.hashes - 1 :: group.hashes]
-            for page in range(tracked.learned_hashes // group.hashes, min(len(keys), len(of_pages))):
-                key = keys.data[page * KEY_BYTES : (page + 1) * KEY_BYTES]
+        groups = len(self._of_groups)
+        for at, group in enumerate(tracked.groups[:groups]):
+            of_pages, shares = hashes[group.hashes - 1 :: group.hashes], tracked.keys[at::groups]
+            for page in range(tracked.learned_hashes // group.hashes, min(len(of_pages), *map(len, shares))):
+                key = b"".join(keys.data[page * KEY_BYTES : (page + 1) * KEY_BYTES] for keys in shares)
                 self._changes.learn(key, _known_page(tracked.request, at, page, group.kind.page_tokens, of_pages))
         tracked.learned_hashes = len(hashes)
 
-    def scheduled(self, requests: Iterable[RequestState | None], stores: Sequence[object]) -> None:
-        """Adds the pages of requests. Those that are stored are announced even if no other step follows."""
-        if stores:
-            self._changes.stores()
-        for tracked in requests:
-            if tracked is not None:
-                self.learn(tracked)
-
-    @property
-    def waits(self) -> bool:
-        """Whether another step could announce pages: some were stored just now, or are still to be located."""
-        return self._changes.waits
+    def scheduled(self, requests: Iterable[RequestState | None]) -> None:
+        """Adds the pages of requests."""
+        with self._order.lock:
+            for tracked in requests:
+                if tracked is not None:
+                    self._learn(tracked)
 
     def clear(self) -> None:
         """Removes all pages: this engine cannot load them any more."""
-        self._events += self._as_events(self._changes.clear())
+        with self._order.lock:
+            self._events += self._as_events(self._changes.clear())
 
     def taken(self) -> list[Any]:
-        """Returns the events since the last call."""
-        if self._resets():
-            self._changes.announce_again()
-        self._events += self._as_events(self._changes.taken())
-        events, self._events = self._events, []
-        return events
+        """Returns the events since the last call. published() is called once they are in vLLM's stream."""
+        with self._order.lock:
+            if cleared := self._resets():
+                self._changes.announce_again()
+                self._events = []
+            self._events += self._as_events(self._changes.taken())
+            events, self._events = self._events, []
+            self._order.step(publishes=cleared or bool(events))  # AllBlocksCleared comes before what is announced again
+            return events
+
+    def published(self) -> None:
+        """Records that the events of the last step are in vLLM's stream."""
+        self._order.published()
+
+    def publish_idle(self, publish: Callable[[list[Any]], object]) -> bool:
+        """Publishes the events since the last call, as IdleEvents says."""
+        with self._order.lock:
+            if not self._order.lets_thread_publish():
+                return False
+            self._events += self._as_events(self._changes.taken())
+            if self._events:
+                publish(self._events)
+                self._events = []
+            return self._changes.waits
 
     def _as_events(self, changes: Sequence[Change[KnownPage]]) -> Iterator[Any]:
+        """Returns the events of changes: what came, those nearest to the head first, and then what left."""
+        came = (
+            ((medium, change.page.group), change.page)
+            for change in changes
+            for tier, medium in MEDIA.items()
+            if change.came & tier
+        )
+        for (medium, _), pages in runs_of(came):
+            yield self._stored(pages, medium)
+        yield from self._removed(changes)
+
+    def _removed(self, changes: Sequence[Change[KnownPage]]) -> Iterator[Any]:
         from vllm.distributed.kv_events import BlockRemoved
         from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash as external
 
         removed: dict[tuple[str, int], list[Any]] = {}
         for change in changes:
             for tier, medium in MEDIA.items():
-                if change.came & tier:
-                    yield self._stored(change.page, medium)
-                elif change.left & tier:
+                if change.left & tier:
                     removed.setdefault((medium, change.page.group), []).append(external(change.page.hash))
         known = _fields_of(BlockRemoved)
         for (medium, group), hashes in removed.items():
             fields = {"group_idx": group, "locality": "LOCAL"}
             yield BlockRemoved(block_hashes=hashes, medium=medium, **_only(fields, known))
 
-    def _stored(self, page: KnownPage, medium: str) -> Any:
+    def _stored(self, pages: Sequence[KnownPage], medium: str) -> Any:
+        """Returns the event of pages that follow each other."""
         from vllm.distributed.kv_events import BlockStored
         from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash as external
 
-        fields = {"locality": "LOCAL", **self._of_groups[page.group]}
-        if page.extra_keys:
-            fields["extra_keys"] = [page.extra_keys]
+        first = pages[0]
+        fields = {"locality": "LOCAL", **self._of_groups[first.group]}
+        if any(page.extra_keys for page in pages):
+            fields["extra_keys"] = [page.extra_keys for page in pages]
         return BlockStored(
-            block_hashes=[external(page.hash)],
-            parent_block_hash=external(page.parent) if page.parent is not None else None,
-            token_ids=page.tokens.tolist(),
-            block_size=len(page.tokens),
-            lora_id=page.lora.adapter_id if page.lora else None,
+            block_hashes=[external(page.hash) for page in pages],
+            parent_block_hash=external(first.parent) if first.parent is not None else None,
+            token_ids=[token for page in pages for token in page.tokens],
+            block_size=len(first.tokens),
+            lora_id=first.lora.adapter_id if first.lora else None,
             medium=medium,
-            lora_name=page.lora.name if page.lora else None,
+            lora_name=first.lora.name if first.lora else None,
             **_only(fields, _fields_of(BlockStored)),
         )
 

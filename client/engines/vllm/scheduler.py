@@ -149,7 +149,7 @@ class SchedulerHalf:
         planned = store_commands(tracked, output) if gpu is None else gpu.plan(tracked, output, self._written)
         stores = (*planned, *self._late)
         if self.events is not None:
-            self.events.scheduled(map(tracked.get, output.num_scheduled_tokens), stores)
+            self.events.scheduled(map(tracked.get, output.num_scheduled_tokens))
         commands = StepCommands(tuple(self._loads), stores, frozenset(self._written))
         self._loads, self._late, self._written, self._given = [], [], set(), {}
         self._arriving.end_step()
@@ -187,7 +187,7 @@ class SchedulerHalf:
             late = [*self.gpu_pages.remember(late)]
         self._late.extend(late)
         if self.events is not None:
-            self.events.scheduled([tracked], late)
+            self.events.learn(tracked)
         if self.gpu_pages is None:
             # All pages count as used at the end, so that the beginning of the prompt is not evicted before its end.
             self._client.find_groups(tracked.keys_after(0)).release()

@@ -157,8 +157,7 @@ def open_scheduler(
         nbytes = [shape.nbytes for shape in shapes]
         attachment_log.opened(lambda event: describe_cache(client.session, event, paged, nbytes, identity) + remark)
         private = () if identity.weights else namespaces
-        divided = len(paged) > len(kinds)  # an event has no place for the share of a rank
-        events = None if divided else _kv_cache_events(config, groups, client, pool, settings)
+        events = _kv_cache_events(config, groups, client, pool, settings, shares=len(paged) // len(kinds))
         half = SchedulerHalf(client, paged, settings.disk_timeout, events, private, prefix_cache_of(config))
         half.reads.fleet.limits = settings.fleet_limits
         half.pool = pool
@@ -200,17 +199,22 @@ def _paged_groups(
     return paged
 
 
-def _kv_cache_events(
-    config: Any, groups: Any, client: Client, pool: Any, settings: ConnectorSettings
-) -> VllmEvents | None:
-    """Returns the events if KV cache events are enabled and this engine could load what they announce."""
+def announces(config: Any, settings: ConnectorSettings) -> bool:
+    """Returns whether KV cache events are enabled and this engine could load what they announce."""
     wanted = getattr(config, "kv_events_config", None)
     if wanted is None or not wanted.enable_kv_cache_events:
-        return None
-    if not directions_of(config.kv_transfer_config, settings).loads:
+        return False
+    return directions_of(config.kv_transfer_config, settings).loads
+
+
+def _kv_cache_events(
+    config: Any, groups: Any, client: Client, pool: Any, settings: ConnectorSettings, *, shares: int
+) -> VllmEvents | None:
+    """Returns the events, if any are to be announced. `shares` is the number of divisions of the ranks."""
+    if not announces(config, settings):
         return None
     specs = [group.kv_cache_spec for group in groups.kv_cache_groups]
-    return VllmEvents(LocationChanges(client, settings.events_lease), specs, prefix_cache_resets(pool))
+    return VllmEvents(LocationChanges(client, settings.events_lease, shares=shares), specs, prefix_cache_resets(pool))
 
 
 def _shape(config: Any, group: Any, cache: PagedCache) -> PageShape:

@@ -111,3 +111,30 @@ def test_a_large_sweep_takes_several_turns_and_heads_come_first() -> None:
     assert len(first) == table._LOCATED_AT_ONCE and pages.waits
     assert [change.page.at for change in first] == sorted(change.page.at for change in first)
     assert len(pages.update(host, 0)) == 10 and not pages.waits
+
+
+def test_a_page_is_where_all_of_its_shares_are() -> None:
+    """Ranks that divide layers or tokens store shares by themselves, and an engine needs them all."""
+    numbers, shares = chance(), 3
+    host, pages = Host(), EventTable[KnownPage](20, shares)
+    keys = {number: [key(100 * number + share) for share in range(shares)] for number in range(1, 30)}
+    for _ in range(3000):
+        number, one = int(numbers.integers(1, 30)), int(numbers.integers(shares))
+        match int(numbers.integers(5)):
+            case 0:
+                pages.learn(b"".join(keys[number]), page(number))
+            case 1 | 2:
+                host.tiers[keys[number][one]] = int(numbers.choice([0, MEMORY, DISK, MEMORY | DISK, MEMORY | DISK]))
+                pages.touch(keys[number][one])
+            case 3 if numbers.integers(10) == 0:
+                pages.sweep()
+            case _:
+                host.hear(pages.update(host, 0))
+    host.hear(pages.update(host, 0))
+    for number, believed in host.believed.items():
+        known = [share in pages._rows for share in keys[number]]
+        assert all(known) or not any(known)
+        tiers = [host.tiers.get(share, 0) for share in keys[number]]
+        assert believed == (tiers[0] & tiers[1] & tiers[2] if all(known) else 0)
+    assert any(host.believed.values()) and len(pages) == 20
+    assert len(pages._rows) == 20 * shares

@@ -90,6 +90,8 @@ _SCHEDULED: Final = [
         "random_requests",
         "scheduler_interface",
         "vllm_switch_flags",
+        "idle_events",
+        "divided_events",
         "gpu_pages",
         "fleet_waits",
         "cache_layouts",
@@ -98,14 +100,14 @@ _SCHEDULED: Final = [
 
 
 _SAME_ANSWERS: Final = "tests/engines/test_same_answers.py"
-_WITH_0_28: Final = ("refused", "vllm_switch")
+_WITH_0_28: Final = ("refused", "vllm_switch", "events")
 _OLDER_MODELS: Final = (
     ("0.28", "llama"),
     *(("0.30", model) for model in ("llama", "gemma3", "gpt_oss", "qwen3_next")),
 )
 _VLLM_OLDER: Final = (
     *(*_ADAPTERS, "!client/engines/sglang/"),
-    *("!client/engines/events/", "!client/engines/fleet_reads.py"),
+    "!client/engines/fleet_reads.py",
     *(f"{_REQUIREMENTS}/{name}.txt" for name in ("vllm", "vllm-0.28", "vllm-0.30")),
 )
 """With all modules that import vLLM: its older versions may lack what they name."""

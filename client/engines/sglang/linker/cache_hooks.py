@@ -7,16 +7,18 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from sglang.srt.disaggregation.kv_events import BlockRemoved, BlockStored
+from sglang.srt.disaggregation.kv_events import BlockRemoved, BlockStored, EventPublisherFactory, KVEventBatch
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from pagetier.client.client import Client
 from pagetier.client.engines.events.changes import LocationChanges
+from pagetier.client.engines.events.idle_publisher import IdlePublisher, use_next_publisher
 from pagetier.client.engines.sglang.linker.events import SglangEvents
 from pagetier.client.engines.sglang.linker.transfers import Transfers
 from pagetier.client.engines.sglang.pools.engine_groups import hashes_of
+from pagetier.shm import clock
 
 log = logging.getLogger("pagetier.sglang")
 
@@ -27,6 +29,13 @@ _REMEDY: Final = "add pagetier to SGLANG_PLUGINS, or remove that plugin"
 def sglang_events(client: Client, lease: float) -> SglangEvents:
     """Returns the events of an engine. `lease` is that of LocationChanges."""
     return SglangEvents(LocationChanges(client, lease), BlockStored, BlockRemoved)
+
+
+def idle_publisher() -> IdlePublisher:
+    """Returns what publishes events while SGLang does not, by the publisher that SGLang's scheduler makes next."""
+    idle = IdlePublisher(lambda events: KVEventBatch(ts=clock.date(), events=events), log)
+    use_next_publisher(EventPublisherFactory, idle)
+    return idle
 
 
 @cache

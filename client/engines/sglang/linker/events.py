@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
 
 from pagetier.client.engines.events.changes import LocationChanges
+from pagetier.client.engines.events.idle_publisher import StepOrder
+from pagetier.client.engines.events.runs import runs_of
 from pagetier.client.engines.events.table import Change
 from pagetier.client.hash_inputs import mixed_into
 from pagetier.shm._core import KEY_BYTES, TierFlag
@@ -40,7 +42,10 @@ class PlacedPage(msgspec.Struct, frozen=True, gc=False):
 
 
 class SglangEvents:
-    """Adds events of pagetier's tiers to those of SGLang. Called by SGLang's scheduler only.
+    """Adds events of pagetier's tiers to those of SGLang.
+
+    Called by SGLang's scheduler, but for publish_idle(), which another thread calls. Only the scheduler sees that
+    SGLang was emptied, because its batch has AllBlocksCleared before the pages that are announced again.
 
     SGLang names tokens and parents in the events of its GPU only, and its whole hashes in the calls of the linker only.
     A page is announced once both are known. Requests with `cache_salt` or `extra_key` have other hashes in events than
@@ -57,6 +62,8 @@ class SglangEvents:
         self._digest = b""
         self._hashes: dict[int, bytes] = {}
         self._pages: dict[int, PlacedPage] = {}
+        self._unsent: list[Any] = []
+        self._order = StepOrder()
 
     def passed(self, digest: bytes, hashes: bytes) -> None:
         """Takes the hashes of pages with full attention that SGLang loads or stores.
@@ -65,7 +72,11 @@ class SglangEvents:
             digest: That of their namespace.
             hashes: 32 bytes for each page.
         """
-        self._use(digest)
+        with self._order.lock:
+            self._use(digest)
+            self._connect(digest, hashes)
+
+    def _connect(self, digest: bytes, hashes: bytes) -> None:
         numbers: list[int] = np.frombuffer(hashes, ">i8")[:: KEY_BYTES // 8].tolist()
         for at, number in enumerate(numbers):
             whole = hashes[at * KEY_BYTES : (at + 1) * KEY_BYTES]
@@ -74,29 +85,49 @@ class SglangEvents:
                 self._changes.learn(mixed_into(whole, digest), page)
             else:
                 _put(self._hashes, number, whole)
-        self._changes.stores()
 
     def added_to(self, events: Sequence[Any], digest: bytes) -> list[Any]:
-        """Returns SGLang's events and those of pagetier since the last call.
+        """Returns SGLang's events and those of pagetier since the last call, of which published() is the end.
 
         Args:
             events: SGLang's events.
             digest: That of the namespace in which this engine finds pages now.
         """
-        self._use(digest)
-        for event in events:
-            match type(event).__name__:
-                case "BlockStored" if event.medium == _GPU:
-                    self._learn(event)
-                case "AllBlocksCleared":
-                    self._changes.announce_again()
-        return [*events, *self._as_events(self._changes.taken())]
+        with self._order.lock:
+            self._use(digest)
+            for event in events:
+                match type(event).__name__:
+                    case "BlockStored" if event.medium == _GPU:
+                        self._learn(event)
+                    case "AllBlocksCleared":
+                        self._changes.announce_again()
+                        self._unsent = []
+            together = [*events, *self._unsent, *self._as_events(self._changes.taken())]
+            self._unsent = []
+            self._order.step(publishes=bool(together))
+            return together
+
+    def published(self) -> None:
+        """Records that the events of the last step are in SGLang's stream."""
+        self._order.published()
+
+    def publish_idle(self, publish: Callable[[list[Any]], object]) -> bool:
+        """Publishes the events of pagetier since the last call, as IdleEvents says."""
+        with self._order.lock:
+            if not self._order.lets_thread_publish():
+                return False
+            self._unsent += self._as_events(self._changes.taken())
+            if self._unsent:
+                publish(self._unsent)
+                self._unsent = []
+            return self._changes.waits
 
     def _use(self, digest: bytes) -> None:
         """Removes all pages if they cannot be loaded any more: SGLang has been flushed, and announces that itself."""
         if digest != self._digest:
             self._digest = digest
             self._changes.clear()
+            self._unsent = []
 
     def _learn(self, event: Any) -> None:
         size, parent = event.block_size, event.parent_block_hash
@@ -113,20 +144,21 @@ class SglangEvents:
             parent = number
 
     def _as_events(self, changes: Sequence[Change[PlacedPage]]) -> Iterator[Any]:
-        for change in changes:
-            page = change.page
-            for tier, medium in MEDIA.items():
-                if change.came & tier:
-                    yield self._stored(
-                        block_hashes=[page.hash],
-                        parent_block_hash=page.parent,
-                        token_ids=page.tokens.tolist(),
-                        block_size=len(page.tokens),
-                        lora_id=None,
-                        medium=medium,
-                    )
-                elif change.left & tier:
-                    yield self._removed(block_hashes=[page.hash], medium=medium)
+        """Returns the events of changes: what came, those nearest to the head first, and then what left."""
+        came = ((medium, change.page) for change in changes for tier, medium in MEDIA.items() if change.came & tier)
+        for medium, pages in runs_of(came):
+            yield self._stored(
+                block_hashes=[page.hash for page in pages],
+                parent_block_hash=pages[0].parent,
+                token_ids=[token for page in pages for token in page.tokens],
+                block_size=len(pages[0].tokens),
+                lora_id=None,
+                medium=medium,
+            )
+        for tier, medium in MEDIA.items():
+            left = [change.page.hash for change in changes if change.left & tier]
+            if left:
+                yield self._removed(block_hashes=left, medium=medium)
 
 
 def _put(table: dict[int, _V], number: int, value: _V) -> None:

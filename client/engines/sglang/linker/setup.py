@@ -16,7 +16,7 @@ from pagetier.client.engines.sglang.engine.model import Ranks, engine_facts, hea
 from pagetier.client.engines.sglang.engine.namespace import EngineFacts
 from pagetier.client.engines.sglang.engine.served_engine import IDENTIFY_S, ServedEngine, open_client, weights_thread
 from pagetier.client.engines.sglang.engine.settings import LinkerSettings, read_settings
-from pagetier.client.engines.sglang.linker.cache_hooks import install_hooks, sglang_events
+from pagetier.client.engines.sglang.linker.cache_hooks import idle_publisher, install_hooks, sglang_events
 from pagetier.client.engines.sglang.linker.loads import LayerCounter
 from pagetier.client.engines.sglang.linker.lookups import Lookups, ReadingThread
 from pagetier.client.engines.sglang.linker.released_hints import ReleasedHints
@@ -96,9 +96,11 @@ def _services(
     if rank:
         return RankServices(prefetch)
     install_hooks()
-    events = sglang_events(client, settings.events_lease) if params.enable_kv_cache_events else None
+    announces = params.enable_kv_cache_events
+    events = sglang_events(client, settings.events_lease) if announces else None
+    idle = idle_publisher() if announces else None
     by_priority = getattr(facts.server, "radix_eviction_policy", "") == "priority"
-    return RankServices(prefetch, events, ReleasedHints(prefetch, by_priority=by_priority))
+    return RankServices(prefetch, events, ReleasedHints(prefetch, by_priority=by_priority), idle)
 
 
 def _streams(device: str, forward_stream: Any) -> Streams:

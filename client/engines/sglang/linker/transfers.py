@@ -10,6 +10,7 @@ import msgspec
 
 from pagetier.client.async_copy.handles import StoreHandle
 from pagetier.client.client import Client
+from pagetier.client.engines.events.idle_publisher import IdlePublisher
 from pagetier.client.engines.prefetch_thread import PrefetchThread
 from pagetier.client.engines.sglang.linker.events import SglangEvents
 from pagetier.client.engines.sglang.linker.loads import GroupPages, LayerCounter, LoadingBatch, QueuedLoad
@@ -67,11 +68,13 @@ class RankServices(msgspec.Struct, frozen=True, eq=False):
         prefetch: The thread that requests pages on disk and sends hints.
         events: Announces pages to routers; None if this rank publishes nothing.
         hints: Passes on what is known of sessions; None if another rank does so.
+        idle: Publishes these events while SGLang does not; None if there are none.
     """
 
     prefetch: PrefetchThread
     events: SglangEvents | None = None
     hints: ReleasedHints | None = None
+    idle: IdlePublisher | None = None
 
 
 class Transfers:
@@ -99,7 +102,7 @@ class Transfers:
         self._client, self._open, self._prefetch = client, opened, services.prefetch
         self._flushes = 0
         self._counter, self._ranks, self._streams = counter, ranks, streams
-        self._events, self._hints = services.events, services.hints
+        self._events, self._idle, self._hints = services.events, services.idle, services.hints
         self._opened: ServedGroups | None = None
         self._queued: dict[str, QueuedLoad] = {}
         self._offloads = Offloads()
@@ -158,10 +161,12 @@ class Transfers:
         return self._offloads.completed()
 
     def with_events(self, events: Sequence[Any]) -> Sequence[Any]:
-        """Returns SGLang's events and those of pagetier. SGLang asks in every step, also when it is idle."""
+        """Returns SGLang's events and those of pagetier. SGLang asks after a prefill, in some steps, and when idle."""
         if self._events is None:
             return events
         try:
+            if self._idle is not None:
+                self._idle.start(self._events)
             opened = self._ready()
             return self._events.added_to(events, opened.groups[0].cache.namespace.digest if opened else b"")
         except Exception:
@@ -214,6 +219,8 @@ class Transfers:
 
     def close(self) -> None:
         """Ends all transfers and closes the client."""
+        if self._idle is not None:
+            self._idle.stop()
         self.reset()
         self._prefetch.close()
         self._client.close()
