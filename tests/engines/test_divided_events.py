@@ -35,9 +35,9 @@ class Router:
     def of(self, medium: str) -> dict[tuple[int, bytes], tuple[Any, ...]]:
         """Returns the blocks of a medium by group and hash, with their parents and tokens."""
         return {
-            (group, block): told
+            (group, block): content
             for (where, group), blocks in self.blocks.items()
-            for block, told in blocks.items()
+            for block, content in blocks.items()
             if where == medium
         }
 

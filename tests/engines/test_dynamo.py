@@ -5,78 +5,24 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
 import pytest
 
-from eventually import Stopwatch, eventually
-from indexer import Indexer, indexing, note, require_indexer
-from one_host import PAGE_TOKENS, Scene, ask, forget, prompt, scene_of
-from pagetier.client import Client
+from dynamo_router import BATCH, PAGE, PROMPTS, Router, events_to, routed
+from eventually import eventually
+from indexer import note, require_indexer
+from one_host import ask
 from pagetier.shm._core import KEY_BYTES, EventsResult
 from pagetier.shm.geometry import Geometry
-from router import Truth, agree, wait_until_heard
-from running_daemon import namespace
-from vllm_engine import VllmEngine
+from router import agree, wait_until_heard
 
 require_indexer()
-
-PAGE = PAGE_TOKENS["llama"]
-SHARED = [prompt(900 + number, 2 * PAGE) for number in range(20)]
-PROMPTS = [prompt(1000 + number, (4 + number % 3) * PAGE + 7, after=SHARED[number % 20]) for number in range(200)]
-BATCH = 20
-_FRAMES = 400  # the prompts have 640 pages
-_GPU_BLOCKS = 160
-
-
-class Router(NamedTuple):
-    scene: Scene
-    engine: VllmEngine
-    indexer: Indexer
-    truth: Truth
-    client: Client
-    folder: Path
-
-    def serve(self, *prompts: list[int]) -> None:
-        """Lets the engine answer prompts."""
-        for first in range(0, len(prompts), BATCH):
-            ask(self.engine, *prompts[first : first + BATCH], tokens=1)
-
-    def step(self) -> None:
-        """Lets the engine do a step, in which it announces what has changed."""
-        ask(self.engine, prompt(1, 20), tokens=1)
-
-    def agree(self, worker: str = "1") -> list[dict[str, int]]:
-        self.step()
-        return agree(self.indexer, self.truth, self.client, PROMPTS, worker, self.step)
-
-    def totals(self) -> tuple[int, int]:
-        """Returns how many tokens the router believes to be in memory, and on disk after those."""
-        believed = self.agree()
-        return sum(one["cpu"] for one in believed), sum(one["disk"] - one["cpu"] for one in believed)
-
-
-def events_to(folder: Path, number: int) -> tuple[str, dict[str, object]]:
-    endpoint = f"ipc://{folder}/events-{number}"
-    settings = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
-    return endpoint, {"kv_events_config": settings, "num_gpu_blocks_override": _GPU_BLOCKS}
 
 
 @pytest.fixture(scope="module")
 def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Router]:
-    folder = tmp_path_factory.mktemp("router")
-    endpoint, settings = events_to(folder, 1)
-    other, _ = events_to(folder, 2)
-    with (
-        scene_of("llama", frames=_FRAMES) as scene,
-        indexing(PAGE, {"1": endpoint, "2": other}, folder) as indexer,
-        scene.engine(engine=settings) as engine,
-        scene.daemon.client() as client,
-    ):
-        wait_until_heard(indexer, engine, PAGE)
-        yield Router(scene, engine, indexer, Truth(scene, PAGE), client, folder)
+    with routed(tmp_path_factory.mktemp("router")) as router:
+        yield router
 
 
 def test_stores_evictions_loads_and_flushes_are_believed(router: Router) -> None:
@@ -85,13 +31,13 @@ def test_stores_evictions_loads_and_flushes_are_believed(router: Router) -> None
     memory, disk = router.totals()
     assert memory and disk, "some pages have left memory"
     router.scene.evict_to_disk()
-    forget(router.engine)
+    router.forget()
     memory, disk = router.totals()
     assert memory == 0 and disk >= sum(len(one) // PAGE for one in PROMPTS) * PAGE // 2
     router.serve(*PROMPTS[:20])
     assert router.totals()[0]
     router.scene.daemon.pagetier("flush", "--all", "--tier", "disk", "--yes")
-    forget(router.engine)
+    router.forget()
     memory, disk = router.totals()
     assert memory and not disk
     router.scene.daemon.pagetier("flush", "--all", "--yes")
@@ -126,7 +72,6 @@ def test_a_second_engine_announces_what_it_finds(router: Router) -> None:
     with router.scene.engine(engine=settings) as other:
         wait_until_heard(router.indexer, other, PAGE, "2")
         ask(other, *PROMPTS[:BATCH], tokens=1)
-        ask(other, prompt(1, 20), tokens=1)
         believed = agree(router.indexer, router.truth, router.client, PROMPTS[:BATCH], "2")
         assert all(one["disk"] for one in believed)
 
@@ -137,14 +82,13 @@ def test_a_lost_ring_and_ten_thousand_evictions_under_load_are_believed(router: 
     router.scene.settle()
     router.agree()
     before = router.scene.daemon.header().evicted
-    churn = threading.Thread(target=_churn, args=(router, before + 10_000))
+    churn = threading.Thread(target=router.churn, args=(before + 10_000,))
     churn.start()
     at = 0
     while churn.is_alive():
         router.serve(*PROMPTS[at : at + 10])
         at = (at + 10) % len(PROMPTS)
     router.scene.settle()
-    router.step()
     promise = eventually(lambda: _kept_promise(router))
     assert promise is not None, "the indexer believes in pages that are gone"
     promised, beyond = promise
@@ -173,33 +117,9 @@ def test_an_overrun_ring_and_a_full_disk_are_believed(router: Router) -> None:
     router.agree()
     assert session is not None and eventually(lambda: session.read_events().result == EventsResult.READ)
     ring = Geometry.of(daemon.header()).events_bytes // (KEY_BYTES + 8)
-    _churn(router, daemon.header().evicted + ring)
+    router.churn(daemon.header().evicted + ring)
     assert session.read_events().result == EventsResult.MISSED and daemon.header().disk_evicted
     assert daemon.pagetier("flush", "--to-disk").exit_code == 0  # nothing leaves the disk after the engine's step
     router.agree()
     note(f"the ring has {ring} places, the disk evicted {daemon.header().disk_evicted} pages")
     assert daemon.pagetier("flush", "--all", "--yes").exit_code == 0
-
-
-def _churn(router: Router, evicted: int) -> None:
-    """Stores pages of another namespace until so many pages were evicted."""
-    page = np.zeros(1 << 16, np.uint8)
-    others = namespace(salt="churn")
-    with router.scene.daemon.client() as client:
-        for number in range(1 << 30):
-            if router.scene.daemon.header().evicted >= evicted:
-                return
-            keys = others.keys(range(number << 12, (number << 12) + 16 * 16))
-            client.store(keys, [page] * len(keys), timeout=10.0)
-
-
-def test_a_removal_is_believed_after_the_next_step(router: Router) -> None:
-    router.serve(*PROMPTS[:20])
-    router.scene.settle()
-    router.agree()
-    router.scene.daemon.pagetier("flush", "--all", "--yes")
-    forget(router.engine)
-    router.step()
-    watch = Stopwatch()
-    assert eventually(lambda: not any(one["disk"] for one in router.indexer.reach(PROMPTS[:20], "1")))
-    note(f"removals were seen {1000 * watch.seconds:.0f} ms after the engine's step")

@@ -4,8 +4,9 @@ usage: dynamo_indexer.py BLOCK_TOKENS WORKER=ENDPOINT...
 
 The indexer binds all addresses of the host, so this program runs where only the loopback device exists. A question is a
 line of JSON with a list of prompts. The answer is a line with {worker: {"gpu": ..., "cpu": ..., "disk": ...}} of each
-prompt: the tokens that the worker has up to that tier. Only the standard library is used: the indexer's environment has
-no other packages.
+prompt: the tokens that the worker has up to that tier. A line with {"path": ..., "body": ...} is passed on as a
+request, such as /register and /unregister, by which Dynamo follows workers that come and die. Only the standard library
+is used: the indexer's environment has no other packages.
 """
 
 from __future__ import annotations
@@ -79,7 +80,11 @@ def main(block_tokens: int, workers: str) -> None:
         wait_ready()
         answer("ready")
         for line in sys.stdin:
-            answer([reach(prompt, block_tokens) for prompt in json.loads(line)])
+            asked = json.loads(line)
+            if isinstance(asked, dict):
+                answer(request(**asked))
+            else:
+                answer([reach(prompt, block_tokens) for prompt in asked])
     finally:
         indexer.terminate()
         indexer.wait()

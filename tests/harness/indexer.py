@@ -45,16 +45,20 @@ class Indexer:
                 stderr=output,
                 text=True,
             )
-        self._log = log
+        self._log, self._block_tokens = log, block_tokens
         self._answer()
 
     def reach(self, prompts: Sequence[list[int]], worker: str) -> list[Reach]:
         """Returns what the indexer believes that a worker has of each prompt, in tokens."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(list(prompts)) + "\n")
-        self._process.stdin.flush()
         nothing = {"gpu": 0, "cpu": 0, "disk": 0}
-        return [found.get(worker, nothing) for found in self._answer()]
+        return [found.get(worker, nothing) for found in self._ask(list(prompts))]
+
+    def replace(self, worker: str, endpoint: str, replay_endpoint: str) -> None:
+        """Forgets a worker that has died, as Dynamo does, and listens to the one that takes its place."""
+        named = {"instance_id": int(worker), "model_name": "m"}
+        source = {"endpoint": endpoint, "replay_endpoint": replay_endpoint, "block_size": self._block_tokens}
+        assert self._ask({"path": "/unregister", "body": named})["status"] == "ok"
+        assert self._ask({"path": "/register", "body": named | source})["status"] == "ok"
 
     def close(self) -> None:
         """Ends the indexer."""
@@ -62,6 +66,12 @@ class Indexer:
         self._process.stdin.close()
         self._process.wait(30)
         self._process.stdout.close()
+
+    def _ask(self, question: Any) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None

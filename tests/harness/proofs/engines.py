@@ -117,7 +117,9 @@ _DYNAMO: Final = (
     *(f"!client/engines/vllm/{name}.py" for name in ("draft_model", "finished_hints", "lora")),
     *(f"{_REQUIREMENTS}/{name}.txt" for name in ("vllm", "vllm-0.32", "sglang", "dynamo")),
 )
-_DYNAMO_VLLM: Final = ("tests/engines/test_dynamo.py", "tests/engines/test_dynamo_hybrid.py")
+_DYNAMO_VLLM: Final = tuple(
+    f"tests/engines/test_{name}.py" for name in ("dynamo", "dynamo_hybrid", "dynamo_idle", "dynamo_deaths")
+)
 _DYNAMO_SGLANG: Final = "tests/sglang/test_dynamo_sglang.py"
 
 _SEVERAL: Final = [

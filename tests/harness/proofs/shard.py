@@ -23,7 +23,7 @@ _THREADS: Final = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
 _LEFT_OUT: Final = frozenset(
     (
         *("ALL", "GNUMAKEFLAGS", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MINUTES", "NAME", "POWER", "PYTEST_ADDOPTS"),
-        *("SECONDS", "SWEEP", "TEST_RESTARTS", "WHEELS"),
+        *("SECONDS", "SWEEP", "TEST_MINUTES", "TEST_RESTARTS", "WHEELS"),
     )
 )
 """Variables that would have a shard try more, less or something else than on the next machine."""

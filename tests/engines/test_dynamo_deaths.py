@@ -1,0 +1,175 @@
+"""Random deaths beside Dynamo's indexer: nothing is promised that is gone, no batch is missing, the replay is complete.
+
+$TEST_MINUTES makes a soak of the test, and $TEST_SEED sets what happens. With -s there is a line for each event.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import zmq
+
+from dynamo_router import PROMPTS, Router, events_to, routed
+from eventually import Stopwatch, eventually
+from indexer import note, require_indexer
+from router import wait_until_heard
+from seeded_random import chance
+
+require_indexer()
+
+LEAST_EVENTS = 20
+MINUTES = float(os.environ.get("TEST_MINUTES", "0"))
+_LEASE_S = 2.0
+_WAIT_S = 60.0
+_PAGE = 128
+
+
+class Stream:
+    """All batches of one engine, as its publisher numbers them."""
+
+    def __init__(self, endpoint: str, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.batches: list[tuple[int, bytes]] = []
+        self._socket, self._replay = context.socket(zmq.SUB), context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.connect(endpoint)
+        self._socket.subscribe(b"")
+        self._replay.connect(f"{endpoint}-replay")
+
+    def hear(self) -> None:
+        """Takes what was published. There is no gap after the first batch that was heard."""
+        while self._socket.poll(0):
+            _, number, batch = self._socket.recv_multipart()
+            self.batches.append((int.from_bytes(number, "big"), batch))
+        numbers = [number for number, _ in self.batches]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
+
+    def is_replayed(self) -> bool:
+        """Returns whether the engine replays all batches that were heard."""
+        self.hear()
+        heard = list(self.batches)
+        self._replay.send_multipart((b"", self.batches[0][0].to_bytes(8, "big")))
+        replayed: list[tuple[int, bytes]] = []
+        while self._replay.poll(_WAIT_S * 1000):
+            _, _, number, batch = self._replay.recv_multipart()
+            if int.from_bytes(number, "big", signed=True) < 0:
+                break
+            replayed.append((int.from_bytes(number, "big"), batch))
+        return bool(heard) and replayed[: len(heard)] == heard
+
+    def close(self) -> None:
+        for socket in (self._socket, self._replay):
+            socket.close(0)
+
+
+class Deaths:
+    """A host on which something happens, one after the other.
+
+    Args:
+        router: The host.
+        stream: The stream of its first engine.
+        context: Of the streams of the next ones.
+    """
+
+    def __init__(self, router: Router, stream: Stream, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.router, self.stream, self._context = router, stream, context
+        self._numbers: np.random.Generator = chance()
+        self.counts = Counter[str]()
+        self.batches = 0
+
+    def run(self) -> None:
+        """Lets one thing happen, and waits until the indexer believes what is true while the engine is idle."""
+        happens = [self.serve, self.serve, self.flush, self.move, self.churn, self.forget]
+        happens += [self.kill_daemon, self.stay_away, self.kill_disk_worker]
+        what = happens[int(self._numbers.integers(len(happens)))]
+        if self._numbers.integers(20) == 0:
+            what = self.kill_engine
+        watch = Stopwatch()
+        what()
+        happened = watch.seconds
+        self.router.agree()
+        self.stream.hear()
+        self.counts[what.__name__] += 1
+        note(f"{what.__name__}: {happened:.1f} s, believed {watch.seconds - happened:.2f} s later")
+
+    def serve(self) -> None:
+        first = int(self._numbers.integers(len(PROMPTS) - 20))
+        self.router.serve(*PROMPTS[first : first + int(self._numbers.integers(1, 20))])
+
+    def flush(self) -> None:
+        tier = ("--tier", str(self._numbers.choice(["memory", "disk"]))) if self._numbers.integers(3) else ()
+        assert self.router.scene.daemon.pagetier("flush", "--all", *tier, "--yes").exit_code == 0
+
+    def move(self) -> None:
+        self.router.scene.daemon.pagetier("flush", "--to-disk")
+
+    def churn(self) -> None:
+        daemon = self.router.scene.daemon
+        self.router.churn(daemon.header().evicted + int(self._numbers.integers(100, 2000)))
+
+    def forget(self) -> None:
+        self.router.forget()
+
+    def kill_daemon(self) -> None:
+        self.router.scene.daemon.kill()
+        self._open_daemon()
+
+    def stay_away(self) -> None:
+        """Kills the daemon until the lease has ended."""
+        self.router.scene.daemon.kill()
+        beyond = lambda one: one["disk"] > one["gpu"]  # noqa: E731
+        assert eventually(lambda: not any(map(beyond, self.router.indexer.reach(PROMPTS, "1"))), _WAIT_S)
+        self._open_daemon()
+
+    def kill_disk_worker(self) -> None:
+        daemon = self.router.scene.daemon
+        restarts = daemon.report().restarts
+        daemon.kill_worker()
+        daemon.wait_open(restarts + 1)
+
+    def kill_engine(self) -> None:
+        """Dynamo forgets the worker, and hears the next one, whose stream begins at 0."""
+        assert self.stream.is_replayed()
+        self.batches += len(self.stream.batches)
+        self.router.engine.kill()
+        self.stream.close()
+        endpoint, settings = events_to(self.router.folder, 1)
+        self.router.indexer.replace("1", endpoint, f"{endpoint}-replay")
+        engine = self.router.scene.engine(engine=settings, extra={"events_lease": _LEASE_S}).ready()
+        self.stream = Stream(endpoint, self._context)
+        wait_until_heard(self.router.indexer, engine, _PAGE)
+        self.router = self.router._replace(engine=engine)
+        self.learn()
+
+    def learn(self) -> None:
+        """Lets the engine ask for all prompts: it announces only pages that its own requests have asked for."""
+        self.router.serve(*PROMPTS)
+        self.router.scene.settle()
+
+    def _open_daemon(self) -> None:
+        self.router.scene.daemon.open()
+        assert self.router.client.wait_attached(_WAIT_S)
+        assert eventually(lambda: self.router.engine.attached, _WAIT_S)
+
+
+def test_random_deaths_leave_no_false_promise(tmp_path: Path) -> None:
+    endpoint, _ = events_to(tmp_path, 1)
+    with (
+        zmq.Context() as context,
+        routed(tmp_path, events_lease=_LEASE_S) as router,
+        closing(Stream(endpoint, context)) as stream,
+    ):
+        deaths = Deaths(router, stream, context)
+        deaths.learn()
+        router.agree()
+        watch = Stopwatch()
+        while deaths.counts.total() < LEAST_EVENTS or watch.seconds < 60 * MINUTES:
+            deaths.run()
+        assert deaths.stream.is_replayed()
+        deaths.batches += len(deaths.stream.batches)
+        note(f"{watch.seconds:.0f} s, {deaths.batches} batches without a gap, events: {dict(deaths.counts)}")
+        deaths.stream.close()
+        deaths.router.engine.leave()
