@@ -7,6 +7,7 @@
 PromptCache is the place to start; enable() does the same for a Llama of llama-cpp-python.
 """
 
+from pagetier.client.engines.llama_cpp.llama_cpp_python import enable
 from pagetier.client.engines.llama_cpp.prompt_cache import PromptCache
 
-__all__ = ["PromptCache"]
+__all__ = ["PromptCache", "enable"]

@@ -114,18 +114,19 @@ class PromptCache:
             self._sequences[seq] = decoded
         return self._stores.store(decoded, seq) if decoded is not None else 0
 
-    def prefill(self, tokens: Tokens, seq: int = 0, timeout: float | None = None) -> Iterator[range]:
+    def prefill(self, tokens: Tokens, seq: int = 0, present: int = 0, timeout: float | None = None) -> Iterator[range]:
         """Loads a prompt, and stores what the host decodes of the rest.
 
         Args:
             tokens: The prompt.
             seq: The sequence.
+            present: The number of first tokens of the prompt that the sequence has already.
             timeout: Seconds to wait for pages on disk and in the fleet; by default the client's timeout.
 
         Yields:
             The positions of the next batch, which the host decodes before it continues.
         """
-        start, total, step = self.load(tokens, seq, timeout=timeout), len(np.asarray(tokens)), self.page_tokens
+        start, total, step = self.load(tokens, seq, present, timeout), len(np.asarray(tokens)), self.page_tokens
         while start < total:
             end = min(total, start // step * step + step)
             yield range(start, end)
@@ -145,8 +146,12 @@ class PromptCache:
         self.groups = page_groups(self._state, self._files, self._salt)
 
     def close(self) -> None:
-        """Closes the client if the cache made it. The host may free the context before or after."""
+        """Loads and stores nothing more, and closes the client if the cache made it.
+
+        The host may free the context before or after.
+        """
         self._sequences.clear()
+        self.groups = []
         if self._own_client:
             self.client.close()
 
