@@ -16,6 +16,7 @@ import lmdb
 
 from pagetier.shm.failpoints import point
 from pagetier.tiers.base import TierError
+from pagetier.tiers.disk_folder import folder_remedy
 
 DATA: Final = "data.mdb"
 LOCK: Final = "lock.mdb"
@@ -43,10 +44,17 @@ def converted_errors(folder: Path) -> Iterator[None]:
     except (FileExistsError, NotADirectoryError) as error:
         raise TierError(f"{folder} cannot be the disk tier's folder: it or one of its parents is a file") from error
     except OSError as error:
-        hint = _READ_ONLY if error.errno == errno.EROFS else ""
-        raise TierError(f"{folder} cannot be used by the disk tier: {error.strerror or error}{hint}") from error
+        raise TierError(f"{folder} cannot be used by the disk tier: {_why(folder, error)}") from error
     except lmdb.Error as error:
         raise TierError(f"{folder} cannot be used by the disk tier: {error}") from error
+
+
+def _why(folder: Path, error: OSError) -> str:
+    """Returns the system's reason, with what to do where that is known."""
+    if error.errno == errno.EROFS:
+        return f"{error.strerror}{_READ_ONLY}"
+    remedy = folder_remedy(folder) if isinstance(error, PermissionError) else ""
+    return "; ".join(filter(None, (error.strerror or str(error), remedy)))
 
 
 def own(folder: Path) -> int:

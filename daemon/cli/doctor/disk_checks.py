@@ -21,6 +21,7 @@ from pagetier.daemon.status.disk_report import DeviceReport, DiskReport, Standin
 from pagetier.daemon.status.phase import Phase
 from pagetier.shm.units import counted, format_size, spell_size
 from pagetier.tiers.capacity import fits_a_frame
+from pagetier.tiers.disk_folder import folder_remedy
 
 _UNITS = "etc/systemd/system"
 
@@ -103,7 +104,8 @@ def _folder(path: Path, host: Host) -> Result:
     if flaw := folder_flaw(path, host):
         return problem("disk folder", f"{flaw}: set another disk.path")
     if not os.access(there, os.W_OK | os.X_OK):
-        return problem("disk folder", f"this user cannot write to {there}: chown it, or set another disk.path")
+        remedy = folder_remedy(path) or "set another disk.path"
+        return problem("disk folder", f"{path} cannot be used, since {there} cannot be written: {remedy}")
     return ok("disk folder", f"{path}{'' if there == path else ' does not exist yet: pagetierd creates it'}")
 
 
