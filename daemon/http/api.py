@@ -27,7 +27,7 @@ from pagetier.daemon.http.daemon_channel import DaemonChannel
 from pagetier.daemon.http.http_connection import HttpError, Request, Response, error_response
 from pagetier.daemon.http.located_pages import located
 from pagetier.daemon.http.openapi import description
-from pagetier.daemon.http.peers import as_bearer
+from pagetier.daemon.http.peers import as_bearer, has_token
 from pagetier.daemon.http.prefetches import Prefetches
 from pagetier.daemon.index.hint_requests import EVERY_USER
 from pagetier.daemon.stats.page_lookup import UnknownNamespaceError, found_pages, namespace_named
@@ -39,6 +39,14 @@ _OPEN: Final = frozenset({"/metrics", "/healthz"})
 _PREFETCH: Final = "/v1/prefetch/"
 _BEARER: Final = "Bearer"
 _BASIC: Final = 'Basic realm="pagetier: any name, the token as password"'
+_MISSING: Final = {
+    _BEARER: "the token is missing: send `Authorization: Bearer TOKEN`, once; TOKEN is what http.token_file contains",
+    _BASIC: "the token is missing: sign in with any name, and what http.token_file contains as the password",
+}
+_WRONG: Final = {
+    _BEARER: "the token is wrong: it must be what http.token_file contains",
+    _BASIC: "the password is wrong: it must be the token, which http.token_file contains; the name does not matter",
+}
 
 
 class Route(NamedTuple):
@@ -125,7 +133,7 @@ class Api:
         if request.peer.rights(settings, authorization) >= route.needs:
             return
         if caller is None:
-            why = "a port needs the header `Authorization: Bearer TOKEN`, once"
+            why = (_WRONG if has_token(authorization) else _MISSING)[route.challenge]
             raise HttpError(HTTPStatus.UNAUTHORIZED, why, (("WWW-Authenticate", route.challenge),))
         raise HttpError(HTTPStatus.FORBIDDEN, why_forbidden(caller, route.needs, settings.access))
 

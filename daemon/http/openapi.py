@@ -22,8 +22,8 @@ from pagetier.daemon.stats.page_lookup import FoundPages
 from pagetier.daemon.stats.snapshot import Snapshot
 
 _PLACE: Final = "#/components/schemas/{name}"
-_WATCH: Final = {"401": "The port needs a token.", "403": "The caller may not watch."}
-_ATTACH: Final = {"401": "The port needs a token.", "403": "The caller may not attach."}
+_WATCH: Final = {"401": "The token of the port is missing or wrong.", "403": "The caller may not watch."}
+_ATTACH: Final = {"401": "The token of the port is missing or wrong.", "403": "The caller may not attach."}
 _PAGES: Final = {
     "400": "The body is not valid.",
     "404": "There is no such namespace, or several match.",

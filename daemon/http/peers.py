@@ -57,6 +57,12 @@ class HttpCaller(msgspec.Struct, frozen=True):
         return Rights.ATTACH if self.entrance is Entrance.PORT and settings.token and valid else Rights.NOTHING
 
 
+def has_token(authorization: str) -> bool:
+    """Returns whether a header has some token, right or wrong."""
+    scheme, _, token = authorization.partition(" ")
+    return scheme.lower() == _BEARER and bool(token.strip())
+
+
 def as_bearer(authorization: str) -> str:
     """Returns the password of HTTP Basic, which a browser can send, as a bearer token; other headers as they are."""
     scheme, _, encoded = authorization.partition(" ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import re
 import secrets
@@ -160,6 +161,8 @@ def test_a_port_asks_a_browser_for_the_token(tmp_path: Path) -> None:
             refused = request(port, "GET", "/", headers=headers)
             asked = refused.headers["www-authenticate"]
             assert (refused.status, asked.split()[0]) == (401, "Basic"), headers
+            start = "the password is wrong: " if headers == basic(TOKEN[1:]) else "the token is missing: "
+            assert json.loads(refused.body)["error"].startswith(start), headers
         for headers in (basic(TOKEN), {"Authorization": f"Bearer {TOKEN}"}):
             assert request(port, "GET", "/", headers=headers).status == 200
         for method, path in (("POST", "/v1/hint"), ("POST", "/v1/prefetch"), ("GET", "/v1/stats")):

@@ -113,6 +113,9 @@ def test_a_port_needs_the_token(port_and_daemon: tuple[int, RunningDaemon], toke
     for headers in ({}, bearer(NEXT), bearer(""), {"Authorization": TOKEN}, {"Authorization": "Basic eDp5"}):
         assert call(port, "GET", "/v1/stats", headers=headers)[0] == 401
         assert call(port, "POST", "/v1/prefetch", PAGES, headers)[0] == 401
+    for headers, why in (({}, "missing"), (bearer(""), "missing"), (bearer(NEXT), "wrong"), (bearer("x"), "wrong")):
+        said = call(port, "GET", "/v1/stats", headers=headers)[1]["error"]
+        assert said.startswith(f"the token is {why}: ") and "http.token_file" in said, "and no more"
     for scheme in ("Bearer", "bearer", "BEARER"):  # RFC 9110, 11.1: in any case
         assert call(port, "GET", "/v1/stats", headers={"Authorization": f"{scheme} {TOKEN}"})[0] == 200
     refused = request(port, "GET", "/v1/stats", headers=bearer(NEXT) | {"authorization": f"Bearer {TOKEN}"})
