@@ -14,6 +14,7 @@ import msgspec
 from pagetier.daemon.cli.config import config_of
 from pagetier.daemon.cli.daemon_connection import daemon_at, socket_option
 from pagetier.daemon.stats.size_advice import NamespaceAdvice, SizeAdvice, read_advice
+from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm._core import SampledLookups
 from pagetier.shm.units import counted, format_size, spell_duration
 
@@ -63,6 +64,7 @@ def advise(socket: Path, show: str | None, picture: Path | None, prefill_rate: f
         config = config_of(daemon)
         advice = read_advice(daemon.observer, daemon.observer.spaces(), config.advise.window, config.evict.policy)
         known = daemon.observer.lookups()
+        found = take_snapshot(daemon.observer).lookups.text
     if picture is not None:
         _draw(picture, advice, known)
     if show == "json":
@@ -71,7 +73,8 @@ def advise(socket: Path, show: str | None, picture: Path | None, prefill_rate: f
         click.echo(_why_nothing(known))
     else:
         width = max(_NARROWEST, shutil.get_terminal_size().columns)
-        click.echo("\n".join(advice_lines(advice, spell_duration(config.advise.window), prefill_rate, width)))
+        window = spell_duration(config.advise.window)
+        click.echo("\n".join((found, *advice_lines(advice, window, prefill_rate, width))))
 
 
 def _why_nothing(known: SampledLookups | None) -> str:
@@ -102,8 +105,8 @@ def advice_lines(advice: SizeAdvice, window: str, prefill_rate: float | None, wi
         Lines; only numbers of many digits make one longer than 60 columns in a terminal of 60.
     """
     total = advice.total
-    yield f"{total.hit_ratio:.1%} of {advice.tokens_per_second:,.0f} looked-up tokens/s are found"
-    yield f"({counted(advice.lookups, 'lookup')}; those {window} ago count 1/e)"
+    yield f"{total.hit_ratio:.1%} of {advice.tokens_per_second:,.0f} tokens/s as below, where those {window} ago"
+    yield f"count 1/e ({counted(advice.lookups, 'lookup')})"
     if advice.warning:
         yield from textwrap.wrap(f"warning: {advice.warning}", width, break_on_hyphens=False)
     yield ""

@@ -11,7 +11,8 @@ from pagetier.shm.units import format_size
 
 _WIDTH: Final = 640
 _HEIGHT: Final = 360
-_LEFT, _TOP, _RIGHT, _BOTTOM = 52, 36, 20, 52
+_LEFT, _TOP, _RIGHT, _BOTTOM = 52, 52, 20, 52
+_HALF_LABEL: Final = 20  # at least half the width of "knee"
 _LINE, _CEILING, _GRID, _TEXT = "#b45309", "#6b7280", "#e5e7eb", "#374151"
 _FOUND: Final = "#1d4ed8"
 
@@ -29,14 +30,14 @@ def picture(advice: SizeAdvice) -> str:
         f'<text x="{_LEFT}" y="20" font-weight="bold" fill="{_TEXT}">Predicted hit ratio</text>',
         f'<text x="{_WIDTH - _RIGHT}" y="20" text-anchor="end" fill="{_LINE}">{least}LRU</text>',
         f'<text x="{_WIDTH - _RIGHT - 90}" y="20" text-anchor="end" fill="{_FOUND}">found now</text>',
+        f'<text x="{_WIDTH - _RIGHT - 170}" y="20" text-anchor="end" fill="{_CEILING}">dashed: endless cache</text>',
         *_grid(sizes),
         f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{ceiling:.1f}" y2="{ceiling:.1f}" stroke="{_CEILING}"'
         ' stroke-dasharray="5 4"/>',
-        f'<text x="{_WIDTH - _RIGHT}" y="{ceiling - 4:.1f}" text-anchor="end" fill="{_CEILING}">endless cache</text>',
         f'<polyline points="{points}" fill="none" stroke="{_LINE}" stroke-width="2"/>',
-        *_mark(advice.arena_bytes, sizes, "now"),
+        *_mark(_x(advice.arena_bytes, sizes), "now", _HEIGHT - _BOTTOM + 14),
         f'<circle cx="{_x(advice.arena_bytes, sizes):.1f}" cy="{found:.1f}" r="4" fill="{_FOUND}"/>',
-        *(_mark(advice.knee_bytes, sizes, "knee") if advice.knee_bytes else ()),
+        *(_mark(_x(advice.knee_bytes, sizes), "knee", _TOP - 6) if advice.knee_bytes else ()),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -52,10 +53,16 @@ def _grid(sizes: Sequence[int]) -> Iterator[str]:
         yield f'<text x="{x:.1f}" y="{_HEIGHT - 18}" text-anchor="middle" fill="{_TEXT}">{format_size(size)}</text>'
 
 
-def _mark(size: int, sizes: Sequence[int], label: str) -> Iterator[str]:
-    x, bottom = _x(size, sizes), _HEIGHT - _BOTTOM
-    yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}" stroke="{_CEILING}"/>'
-    yield f'<text x="{x:.1f}" y="{bottom + 14}" text-anchor="middle" fill="{_TEXT}">{label}</text>'
+def _mark(x: float, label: str, y: int) -> Iterator[str]:
+    yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}" stroke="{_CEILING}"/>'
+    yield f'<text x="{x:.1f}" y="{y}" text-anchor="{_anchor(x)}" fill="{_TEXT}">{label}</text>'
+
+
+def _anchor(x: float) -> str:
+    """Returns the anchor with which a label at x stays between the ends of the axis, and off the labels beside it."""
+    if x < _LEFT + _HALF_LABEL:
+        return "start"
+    return "end" if x > _WIDTH - _RIGHT - _HALF_LABEL else "middle"
 
 
 def _x(size: int, sizes: Sequence[int]) -> float:

@@ -18,6 +18,7 @@ _WIDTH, _HEIGHT = 400, 240
 _LEFT, _TOP, _RIGHT, _BOTTOM = 50, 26, 12, 40
 _FLOOR: Final = _HEIGHT - _BOTTOM
 _LABEL_EVERY: Final = 12  # points of the curve: eight times the size
+_HALF_LABEL: Final = 20  # at least half the width of "knee"
 
 
 def bar(share: float, color: str) -> Html:
@@ -88,7 +89,14 @@ def _sizes(sizes: Sequence[int]) -> Iterator[Html]:
 
 def _mark(x: float, label: str, y: float) -> Iterator[Html]:
     yield element("line", x1=x, x2=x, y1=_TOP, y2=_FLOOR, class_="mark")
-    yield _label(x, y, label, "middle")
+    yield _label(x, y, label, _anchor(x))
+
+
+def _anchor(x: float) -> str:
+    """Returns the anchor with which a label at x stays between the ends of the axis, and off the labels beside it."""
+    if x < _LEFT + _HALF_LABEL:
+        return "start"
+    return "end" if x > _WIDTH - _RIGHT - _HALF_LABEL else "middle"
 
 
 def _percents() -> Iterator[Html]:

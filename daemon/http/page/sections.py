@@ -82,7 +82,7 @@ def _curve(view: CacheView) -> Html:
         legend.append(element("li", f"knee at {times}: beyond it, more memory helps less"))
     legend.append(element("li", f"dashed: an endless cache would find {total.endless_hit_ratio:.1%}"))
     warning = [element("p", f"Warning: {advice.warning}", class_="bad")] if advice.warning else []
-    return section("Hit ratio by size", curve_chart(advice, about), element("ul", *legend), *warning)
+    return section("Hit ratio by size", curve_chart(advice, about), element("ul", *legend), *warning, _age(view))
 
 
 def _sizes(advice: SizeAdvice) -> str:
@@ -97,8 +97,11 @@ def _absent(view: CacheView) -> Html:
         return section(title, element("p", "No lookup missed a page."))
     by_size = sorted(shares.items(), key=lambda share: -share[1])
     rows = (element("p", f"{share:.1%} {about}", bar(share, "curve")) for about, share in by_size if share >= _TINY)
-    age = element("p", f"Lookups {spell_duration(view.advice_window)} ago count 1/e.", class_="dim")
-    return section(title, *rows, age)
+    return section(title, *rows, _age(view))
+
+
+def _age(view: CacheView) -> Html:
+    return element("p", f"Lookups {spell_duration(view.advice_window)} ago count 1/e.", class_="dim")
 
 
 def _namespaces(view: CacheView) -> Html:

@@ -69,6 +69,8 @@ def test_the_prediction_for_the_present_arena_is_what_it_hits() -> None:
         assert all(part in text for part in ("memory 0.5x", "disk   10x", "endless", "engines", "never stored"))
         assert "at least" not in text.lower() and "and disk" not in text
         assert max(map(len, text.splitlines())) <= 80
+        assert text.splitlines()[0] == daemon.snapshot().lookups.text, "one number for one thing"
+        assert text.splitlines()[0] in daemon.pagetier("stats", "--short").stdout
 
 
 def memory(values: dict[str, Any]) -> dict[str, float]:
