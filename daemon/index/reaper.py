@@ -25,7 +25,7 @@ _UNJUDGED: Final = (
     "slot %d (%s of user %d) is kept: its process cannot be watched until it attaches again; "
     "if it has ended, run pagetier reclaim %d"
 )
-_ENDED: Final = ("%s ended without detaching: slot %d is free", "process_died")
+_ENDED: Final = ("%s has ended, stopped or killed: slot %d is free, and what it stored stays", "process_died")
 _UNMAPPED: Final = ("%s has lost its mapping without detaching (exec?): slot %d is free", "slot_unmapped")
 
 

@@ -289,7 +289,7 @@ def test_an_engine_of_another_pid_namespace_is_named_by_slot_and_user() -> None:
         check_slot_is_freed(daemon, held)
         assert eventually(lambda: bool(daemon.lines("event=process_died")), START_S)
         assert f"the process in slot {slot} (" in daemon.lines("event=process_died")[-1]
-        assert "of user 0) ended without detaching" in daemon.lines("event=process_died")[-1]
+        assert "of user 0) has ended, stopped or killed" in daemon.lines("event=process_died")[-1]
 
 
 def test_a_pid_that_another_process_has() -> None:
