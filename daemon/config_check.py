@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 from pagetier.daemon.config.disk_capacity import disk_capacity_text
 from pagetier.daemon.config.disk_options import DeviceOptions
@@ -13,20 +12,29 @@ from pagetier.daemon.config.loader import ConfigError
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.config.token import read_token
 from pagetier.daemon.config.validation import beyond_its_disk
-from pagetier.daemon.host.arena_fit import fit, need_of
+from pagetier.daemon.host.arena_fit import fit, need_of, serves
+from pagetier.daemon.host.folders import existing_folder, why_no_folder
 from pagetier.daemon.host.host import Host
-from pagetier.daemon.host.mounts import mount_of
-from pagetier.shm.segment_files import survey
+from pagetier.daemon.host.listening_socket import check_folder
+from pagetier.shm._core import ShmError
+from pagetier.shm.segment_files import existing_geometry, survey
 from pagetier.shm.units import format_size, spell_size
+from pagetier.tiers.disk_folder import folder_remedy
 
 
 def check_config(config: Config, host: Host) -> Iterator[str]:
-    """Yields lines for people. The configuration may be meant for another host, so what does not fit is a warning.
+    """Yields lines for people. What a start would overcome on this host, such as a disk that is absent, is a warning.
+
+    What another daemon of this configuration has, which may run now, counts as free.
 
     Raises:
-        ConfigError: The fleet needs something that is missing or wrong here: without it, the daemon would start and
-            serve from this host only. For a worker that is a service it is a warning: it may run in another image.
+        ConfigError: The token cannot be read; or the fleet needs something that is missing or wrong here: without it,
+            the daemon would start and serve from this host only. For a worker that is a service it is a warning: it may
+            run in another image.
+        SocketError: This user cannot create a socket.
+        ShmError: The arena does not fit.
     """
+    _check_start(config, host)
     yield "the configuration is valid"
     arena, disk = config.arena, config.disk
     yield f"memory: {format_size(arena.whole_size)} in {arena.frames:,} frames of {spell_size(arena.frame_size)}"
@@ -42,12 +50,26 @@ def check_config(config: Config, host: Host) -> Iterator[str]:
         yield f"http: {', '.join(map(str, config.http.listen))}"
     if config.metrics.listen is not None:
         yield f"metrics: {config.metrics.listen}"
-    yield from _token_warnings(config)
-    yield from _socket_warnings(config, host)
-    in_use = sum(found.nbytes for found in survey() if found.name == config.name)
-    verdict = fit(host, need_of(config, in_use))
-    if not verdict.fits:
-        yield f"warning: on this host {verdict.explain()}"
+    if not _serves_http(config):
+        yield from _token_warnings(config)
+
+
+def _check_start(config: Config, host: Host) -> None:
+    """Raises what a start would raise on this host, in its order."""
+    have = existing_geometry(config.name)
+    if have is None or not serves(have, config):
+        in_use = sum(found.nbytes for found in survey() if found.name == config.name)
+        verdict = fit(host, need_of(config, in_use))
+        if not verdict.fits:
+            raise ShmError(verdict.explain())
+    for setting, path in _socket_paths(config):
+        check_folder(path, setting)
+    if _serves_http(config):
+        read_token(config.http.token_file)
+
+
+def _serves_http(config: Config) -> bool:
+    return bool(config.http.listen) or config.metrics.listen is not None
 
 
 def _token_warnings(config: Config) -> Iterator[str]:
@@ -63,32 +85,12 @@ def _index_warnings(config: Config) -> Iterator[str]:
         yield f"warning: {entries} pages leave some of the {config.arena.frames:,} frames unused: raise it, or set 0"
 
 
-def _socket_warnings(config: Config, host: Host) -> Iterator[str]:
-    metrics = config.metrics.listen
-    paths = [("socket", config.socket), *(("http.listen", each.path) for each in config.http.listen)]
-    paths += [("metrics.listen", metrics.path)] if metrics is not None else []
-    for setting, path in paths:
-        if path is not None and (flaw := folder_flaw(path.parent, host)):
-            yield f"warning: on this host {flaw}: set another {setting}"
-
-
-_NO_FILES: Final = ("proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs", "tracefs", "bpf", "securityfs")
-
-
-def existing_folder(path: Path) -> Path:
-    """Returns the path, or the nearest above it that exists, as far as this user can see."""
-    return next(place for place in (path, *path.parents) if os.path.exists(place))  # noqa: PTH110  never raises
-
-
-def folder_flaw(path: Path, host: Host) -> str:
-    """Returns why there can be no folder with files at a path, whichever user creates it; or ""."""
-    there = existing_folder(path).resolve()
-    if not there.is_dir():
-        return f"{there} is not a folder"
-    mount = mount_of(there, host.mounts())
-    if mount is not None and mount.kind in _NO_FILES:
-        return f"{path} lies in {mount.point}, of type {mount.kind}, where no files can be created"
-    return ""
+def _socket_paths(config: Config) -> Iterator[tuple[str, Path]]:
+    """Yields the paths of sockets with their settings."""
+    yield "socket", config.socket
+    yield from (("http.listen", each.path) for each in config.http.listen if each.path is not None)
+    if config.metrics.listen is not None and config.metrics.listen.path is not None:
+        yield "metrics.listen", config.metrics.listen.path
 
 
 def _check_fleet(config: Config) -> Iterator[str]:
@@ -104,9 +106,12 @@ def _check_fleet(config: Config) -> Iterator[str]:
 
 
 def _disk_warnings(disk: DeviceOptions, host: Host) -> Iterator[str]:
-    if flaw := folder_flaw(disk.path, host):
-        yield f"warning: on this host {flaw}: set another disk.path"
+    if why := why_no_folder(disk.path, host.mounts()):
+        yield f"warning: on this host {why}: set another disk.path"
         return
-    stat = host.statvfs(existing_folder(disk.path))
+    there = existing_folder(disk.path)
+    if not os.access(there, os.W_OK | os.X_OK):
+        yield f"warning: no disk tier: {disk.path} cannot be used; {folder_remedy(disk.path)}"
+    stat = host.statvfs(there)
     if too_large := beyond_its_disk(disk, stat.f_blocks * stat.f_frsize):
         yield f"warning: on this host {too_large}"

@@ -22,10 +22,12 @@ from pagetier.shm import clock
 from pagetier.shm._core import Observer, ShmError
 from pagetier.shm.clock import Deadline
 from pagetier.shm.failpoints import point
+from pagetier.shm.geometry import Geometry
 from pagetier.shm.index_header import Head, head_of
 
 KINDS: Final = ("index", "locks", "arena")
 _FOLDER: Final = Path("/dev/shm")
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LOCK_PATIENCE_S: Final = 0.1  # is_locked() of another process holds the lock for a moment
 
 
@@ -246,6 +248,17 @@ class FoundSegments(msgspec.Struct, frozen=True):
     lives: bool
 
 
+def existing_geometry(name: str) -> Geometry | None:
+    """Returns the sizes of the segments under a name, which may be another user's; None if there are none to read."""
+    with contextlib.ExitStack() as stack, contextlib.suppress(ShmError, OSError):
+        descriptors = []
+        for kind in ("index", "locks"):
+            descriptors.append(os.open(_file(name, kind), _READ))
+            stack.callback(os.close, descriptors[-1])
+        return Geometry.of(Observer(*descriptors).header())
+    return None
+
+
 def survey(folder: Path = Path("/dev/shm")) -> list[FoundSegments]:
     """Returns the segments that this process may open, sorted by name."""
     return sorted(_find(folder), key=lambda found: found.name)
@@ -254,7 +267,7 @@ def survey(folder: Path = Path("/dev/shm")) -> list[FoundSegments]:
 def _find(folder: Path) -> Iterator[FoundSegments]:
     for path in folder.glob(f"*{_INDEX}"):
         try:
-            index = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            index = os.open(path, _READ)
         except OSError:
             continue
         try:  # any user may create files there, also FIFOs, which would wait for a writer

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from pagetier.daemon.common.log_throttle import UNKNOWN_USER, FaultEvents, FaultLog, LogThrottle
-from pagetier.daemon.host.folders import make_folders
+from pagetier.daemon.host.folders import existing_folder, make_folders, why_no_folder
+from pagetier.daemon.host.mounts import MOUNTINFO, read_mounts
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.socket_trust import folder_flaw
@@ -159,12 +160,30 @@ def _make_folder(folder: Path, setting: str) -> None:
     try:
         make_folders(folder)
         flaw = folder_flaw(folder) if folder.name == f"pagetier-{os.geteuid()}" else ""
-    except FileExistsError as error:
-        raise SocketError(f"{folder} is not a folder: set another {setting}") from error
     except OSError as error:
-        raise SocketError(f"cannot create {folder}, the folder of {setting}: {error.strerror}") from error
+        raise SocketError(_why_no_folder(folder, setting, error)) from error
     if flaw:
         raise SocketError(f"{flaw}, or set another {setting}")
+
+
+def check_folder(path: Path, setting: str) -> None:
+    """Checks that this user may create a socket at a path. Creates nothing.
+
+    Raises:
+        SocketError: What open_socket() would raise.
+    """
+    folder, denied = path.parent, PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    there = existing_folder(folder)
+    closed = not os.access(there, os.W_OK | os.X_OK)
+    if why_no_folder(folder, read_mounts(MOUNTINFO)) or (closed and there != folder):
+        raise SocketError(_why_no_folder(folder, setting, denied))
+    if closed:
+        raise SocketError(_why_unusable(path, setting, denied))
+
+
+def _why_no_folder(folder: Path, setting: str, error: OSError) -> str:
+    why = f"user {os.geteuid()} cannot create {folder}: {error.strerror}"
+    return f"{why_no_folder(folder, read_mounts(MOUNTINFO)) or why}: set another {setting}"
 
 
 def _why_unusable(path: Path, setting: str, error: OSError) -> str:

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+MOUNTINFO: Final = Path("/proc/self/mountinfo")
 VOLATILE: Final = ("tmpfs", "ramfs")
 """The kinds of file systems whose files do not survive a reboot."""
 

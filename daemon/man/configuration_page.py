@@ -29,7 +29,8 @@ variable overrides the file:
 `--arena-size 64GiB`.
 
 `pagetierd --config FILE --check` validates a file. An unknown key, an unknown `PAGETIER_` variable
-or an invalid value is an error that names its place.
+or an invalid value is an error that names its place. It also fails, with the same words and exit
+code, where a start by this user on this host would; what a start would overcome is a warning.
 
 | type | values |
 | -- | -- |

@@ -13,7 +13,7 @@ from pagetier.daemon.cli.tables import synced
 from pagetier.daemon.config.disk_capacity import device_capacity_text
 from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.config.schema import Config
-from pagetier.daemon.config_check import existing_folder, folder_flaw
+from pagetier.daemon.host.folders import existing_folder, why_no_folder
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.mounts import VOLATILE, mount_of
 from pagetier.daemon.stats.snapshot import Snapshot
@@ -101,8 +101,8 @@ def _standing_of(snapshot: Snapshot) -> Iterator[Result]:
 
 def _folder(path: Path, host: Host) -> Result:
     there = existing_folder(path)
-    if flaw := folder_flaw(path, host):
-        return problem("disk folder", f"{flaw}: set another disk.path")
+    if why := why_no_folder(path, host.mounts()):
+        return problem("disk folder", f"{why}: set another disk.path")
     if not os.access(there, os.W_OK | os.X_OK):
         remedy = folder_remedy(path) or "set another disk.path"
         return problem("disk folder", f"{path} cannot be used, since {there} cannot be written: {remedy}")
