@@ -21,6 +21,6 @@ def test_no_label_lies_over_another(knee: int, endless: float) -> None:
 
 
 def test_labels_that_lie_over_each_other_are_found() -> None:
-    texts = ('<text x="46" y="30" text-anchor="end">100 %</text>', '<text x="50" y="20" text-anchor="middle">knee</text>')
-    drawn = f"<svg>{''.join(texts)}</svg>"
-    assert overlapping_labels(ET.fromstring(drawn)) == [("100 %", "knee")]
+    labels = (("end", 46, 30, "100 %"), ("middle", 50, 20, "knee"))
+    texts = (f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>' for anchor, x, y, text in labels)
+    assert overlapping_labels(ET.fromstring(f"<svg>{''.join(texts)}</svg>")) == [("100 %", "knee")]
