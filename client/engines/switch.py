@@ -33,6 +33,7 @@ _ON: Final = frozenset(("1", "on", "yes", "true"))
 _SHORT: Final = {"mode": {"load": "load_only", "save": "save_only"}}
 _BARE: Final = re.compile(r"[\w=./:+-]+")
 _SHOWN: Final = 300
+_LOGGED_BY: Final = "_PAGETIER_LOGGED_BY"  # has the number of the process that logged that the variable has no effect
 _OWN: Final = "switch"  # the setting that records the variable's value; users do not set it
 
 _Reader = Callable[[str], Any]
@@ -97,10 +98,16 @@ def shown(value: str) -> str:
 
 
 def log_no_effect(log: logging.Logger, value: str, error: Exception) -> None:
-    """Logs why an engine starts without what the variable asks for. The trace of an exception is in the debug log."""
+    """Logs why an engine starts without what the variable asks for. The trace of an exception is in the debug log.
+
+    The processes that this one starts, such as those of --api-server-count, read the same flags: they log it for
+    debugging only, as they inherit the number of this process.
+    """
     foreseen = isinstance(error, (PagetierError, ValueError))
     reason = " ".join((str(error) if foreseen else repr(error)).split())
-    log.warning("%s has no effect: %s", shown(value), reason[:_SHOWN])
+    own = str(os.getpid())
+    level = logging.WARNING if os.environ.setdefault(_LOGGED_BY, own) == own else logging.DEBUG
+    log.log(level, "%s has no effect: %s", shown(value), reason[:_SHOWN])
     log.debug("%s has no effect because of this exception", VARIABLE, exc_info=error)
 
 

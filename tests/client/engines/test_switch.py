@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from typing import Any
 
 import msgspec
@@ -99,9 +101,33 @@ def test_it_is_shown_as_a_shell_takes_it() -> None:
         (ValueError("x" * 1000), "x" * 300),
     ],
 )
-def test_no_effect_costs_one_line(error: Exception, reason: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_effect_costs_one_line(
+    error: Exception, reason: str, caplog: pytest.LogCaptureFixture, own_process: None
+) -> None:
     log_no_effect(logging.getLogger("pagetier.test"), "1", error)
     assert caplog.messages == [f"PAGETIER=1 has no effect: {reason}"]
+
+
+@pytest.fixture
+def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes this process one that no engine's process has started."""
+    monkeypatch.setenv("_PAGETIER_LOGGED_BY", "0")  # so that what the test sets is undone
+    monkeypatch.delenv("_PAGETIER_LOGGED_BY")
+
+
+def test_no_effect_is_logged_by_each_engine_and_not_by_the_processes_that_it_starts(
+    caplog: pytest.LogCaptureFixture, own_process: None
+) -> None:
+    code = "import logging; from pagetier.client.engines.switch import log_no_effect as said\n"
+    code += "said(logging.getLogger(), '1', ValueError('x'))"
+    command = [sys.executable, "-c", code]
+    alone = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert alone.stderr.splitlines() == ["PAGETIER=1 has no effect: x"]
+    for _ in range(2):
+        log_no_effect(logging.getLogger("pagetier.test"), "1", ValueError("x"))
+    assert caplog.messages == ["PAGETIER=1 has no effect: x"] * 2, "two engines of one process"
+    started = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert started.stderr == ""
 
 
 def test_the_log_names_the_place_of_settings() -> None:
