@@ -666,6 +666,11 @@ class Session:
         """Maps a range of the arena before its first use."""
     def populate_index(self) -> None:
         """Maps index and lock words before the first match."""
+    def count_apart(self) -> None:
+        """Leaves what this session does from now on out of the counters: a probe is no traffic.
+
+        Call it before the first match, load or store.
+        """
     def count_time(self, load_ns: int, store_ns: int, /) -> None:
         """Counts the time of copies that another library made, for the statistics."""
     def count_lookup(

@@ -6,21 +6,18 @@ import itertools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
 import click
 import msgspec
 
 from pagetier.daemon.cli.confirmation import confirm
 from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option
-from pagetier.daemon.cli.page_arguments import keys_file_option, keys_in
-from pagetier.daemon.common.namespaces import means
+from pagetier.daemon.cli.page_arguments import chosen_spaces, keys_file_option, keys_in
 from pagetier.daemon.common.progress import Progress, progress_for_people
 from pagetier.daemon.host.peer_credentials import Rights
-from pagetier.daemon.stats.snapshot import NamespaceStats
-from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm import clock
-from pagetier.shm._core import KEY_BYTES
+from pagetier.shm._core import KEY_BYTES, NamespaceRecord
 from pagetier.shm.protocol import FORGET, FORGET_KEYS, Flush, Flushed, Forget, Save, Saved
 from pagetier.shm.units import counted, format_size
 
@@ -150,7 +147,7 @@ def flush(**options: Any) -> None:
         if wanted.file is not None:
             _forget_pages(daemon, keys, wanted)
             return
-        chosen = _choose(take_snapshot(daemon.observer).namespaces, wanted.namespace)
+        chosen = chosen_spaces(daemon.observer, wanted.namespace)
         _show_choice(chosen, wanted)
         if wanted.dry:
             return
@@ -203,28 +200,15 @@ def _show_forgotten(pages: int, outcome: FlushOutcome) -> None:
         raise click.ClickException(f"{counted(outcome.kept, 'page')} in use and kept: try again later")
 
 
-def _choose(known: Sequence[NamespaceStats], wanted: str | None) -> list[NamespaceStats]:
-    chosen = [space for space in known if means(wanted, space.label, bytes.fromhex(space.digest))]
-    if not chosen and wanted is not None:
-        _not_found(known, wanted)
-    return chosen
-
-
-def _not_found(known: Sequence[NamespaceStats], wanted: str) -> NoReturn:
-    labels = "\n".join(f"  {space.label}" for space in known)
-    there = f"there are:\n{labels}" if known else "there are none yet"
-    raise click.ClickException(f'no namespace has the label, model or digest "{wanted}"; {there}')
-
-
-def _show_choice(chosen: Sequence[NamespaceStats], wanted: FlushArguments) -> None:
+def _show_choice(chosen: Sequence[NamespaceRecord], wanted: FlushArguments) -> None:
     if wanted.namespace is None:
         click.echo(f"all namespaces: {_contents(chosen, wanted.tier)}")
         return
     for space in chosen:
-        click.echo(f"{space.label}: {_contents([space], wanted.tier)}")
+        click.echo(f"{space.name}: {_contents([space], wanted.tier)}")
 
 
-def _contents(spaces: Sequence[NamespaceStats], tier: str | None) -> str:
+def _contents(spaces: Sequence[NamespaceRecord], tier: str | None) -> str:
     """Returns the pages and bytes of these namespaces in the tiers to flush."""
     pages, nbytes = sum(space.pages for space in spaces), sum(space.bytes for space in spaces)
     on_disk, disk_bytes = sum(space.disk_pages for space in spaces), sum(space.disk_bytes for space in spaces)
@@ -235,9 +219,9 @@ def _contents(spaces: Sequence[NamespaceStats], tier: str | None) -> str:
     return memory if tier == "memory" or not on_disk else f"{memory}; {disk}"
 
 
-def _flush(daemon: Daemon, chosen: Sequence[NamespaceStats], wanted: FlushArguments) -> FlushOutcome:
+def _flush(daemon: Daemon, chosen: Sequence[NamespaceRecord], wanted: FlushArguments) -> FlushOutcome:
     """Drops pages by digest, so that only what was shown is dropped; --all is one request and includes newer pages."""
-    texts = [None] if wanted.namespace is None else [space.digest for space in chosen]
+    texts = [None] if wanted.namespace is None else [space.digest.hex() for space in chosen]
     answers = [daemon.ask(Flush(number, text, wanted.tier), Flushed) for number, text in enumerate(texts)]
     return _sum(answers)
 

@@ -11,6 +11,7 @@ import msgspec
 
 from pagetier.daemon.cli.daemon_connection import daemon_at, socket_option
 from pagetier.daemon.cli.page_arguments import named_space
+from pagetier.daemon.common.namespaces import with_pages
 from pagetier.shm import clock
 from pagetier.shm._core import Observer
 from pagetier.shm.units import format_size, spell_duration
@@ -70,7 +71,7 @@ def _namespaces(observer: Observer) -> list[ListedNamespace]:
             disk_bytes=space.disk_bytes,
             idle_seconds=round(max(0, now - space.used_ns) / _NS, 3) if space.used_ns else None,
         )
-        for space in observer.spaces()
+        for space in with_pages(observer.spaces())
     ]
     return sorted(found, key=lambda each: -(each.memory_bytes + each.disk_bytes))
 

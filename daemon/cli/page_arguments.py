@@ -8,6 +8,7 @@ from typing import IO, Annotated, Any, Final, TypeVar
 import click
 import msgspec
 
+from pagetier.daemon.common.namespaces import means, with_pages
 from pagetier.daemon.stats.page_lookup import UnknownNamespaceError, keys_of_tokens, namespace_named
 from pagetier.shm._core import KEY_BYTES, NamespaceRecord, Observer
 
@@ -106,3 +107,18 @@ def named_space(observer: Observer, namespace: str) -> NamespaceRecord:
         return namespace_named(observer.spaces(), namespace)
     except UnknownNamespaceError as error:
         raise click.ClickException(str(error)) from error
+
+
+def chosen_spaces(observer: Observer, wanted: str | None) -> list[NamespaceRecord]:
+    """Returns the namespaces that `wanted` selects, also those without pages; None selects all.
+
+    Raises:
+        click.ClickException: It selects none.
+    """
+    known = observer.spaces()
+    chosen = [space for space in known if means(wanted, space.name, space.digest)]
+    if not chosen and wanted is not None:
+        labels = "\n".join(f"  {space.name}" for space in with_pages(known))
+        there = f"there are:\n{labels}" if labels else "there are none yet"
+        raise click.ClickException(f'no namespace has the label, model or digest "{wanted}"; {there}')
+    return chosen

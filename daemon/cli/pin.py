@@ -12,10 +12,8 @@ import msgspec
 
 from pagetier.daemon.cli.config import config_of
 from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option
-from pagetier.daemon.cli.page_arguments import BATCH_BYTES, keys_file_option, keys_in
-from pagetier.daemon.common.namespaces import means
+from pagetier.daemon.cli.page_arguments import BATCH_BYTES, chosen_spaces, keys_file_option, keys_in
 from pagetier.daemon.host.peer_credentials import Rights
-from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm._core import HintKind
 from pagetier.shm.protocol import HINTS, HintPages, PagesHinted
 from pagetier.shm.units import counted, format_size
@@ -120,11 +118,7 @@ def _check(daemon: Daemon, namespace: str | None) -> None:
         raise click.ClickException("this daemon is of an earlier version, which keeps no pages: restart it")
     if config_of(daemon).evict.policy == "lru":
         raise click.ClickException(_LRU)
-    known = take_snapshot(daemon.observer).namespaces
-    if namespace is not None and not any(means(namespace, each.label, bytes.fromhex(each.digest)) for each in known):
-        labels = "\n".join(f"  {each.label}" for each in known)
-        there = f"there are:\n{labels}" if known else "there are none yet"
-        raise click.ClickException(f'no namespace has the label, model or digest "{namespace}"; {there}')
+    chosen_spaces(daemon.observer, namespace)
 
 
 def _print(outcome: PinOutcome, show: str | None, text: str) -> None:

@@ -233,13 +233,9 @@ def _has_disk(snapshot: Snapshot) -> bool:
 def _namespaces(snapshot: Snapshot) -> Table:
     on_disk = ["on disk"] if _has_disk(snapshot) else []
     table = _table("Namespace", "pages", "bytes", *on_disk, "tokens a page")
-    nonempty = sorted((s for s in snapshot.namespaces if s.pages or s.disk_pages), key=lambda space: -space.bytes)
-    for space in nonempty:
+    for space in sorted(snapshot.namespaces, key=lambda space: -space.bytes):
         disk_cell = [format_size(space.disk_bytes) if space.disk_pages else "-"] if on_disk else []
         table.add_row(space.label, f"{space.pages:,}", format_size(space.bytes), *disk_cell, f"{space.page_tokens:,}")
-    empty = len(snapshot.namespaces) - len(nonempty)
-    if empty:
-        table.add_row(f"{empty} without pages")
     return table
 
 

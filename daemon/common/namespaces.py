@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 import msgspec
 
-from pagetier.shm._core import KEY_BYTES
+from pagetier.shm._core import KEY_BYTES, NamespaceRecord
 from pagetier.shm.protocol import Space
 
 _LEAST_DIGITS = 8
@@ -32,6 +33,14 @@ def wrong_space(space: Space) -> str:
     if not 0 <= space.page_tokens < _U32 or not 0 <= space.window < _U32 or not 0 <= space.group < _U8:
         return f"pages of {space.page_tokens} tokens, a window of {space.window} or group {space.group}: out of range"
     return ""
+
+
+def with_pages(spaces: Iterable[NamespaceRecord]) -> list[NamespaceRecord]:
+    """Returns the namespaces that have pages in memory or on disk.
+
+    A record without pages is free: it is what a probe, a flush or an eviction has left for the next namespace.
+    """
+    return [space for space in spaces if space.pages or space.disk_pages]
 
 
 @functools.lru_cache(maxsize=1024)

@@ -42,7 +42,7 @@ OTHERS = "others"
 
 def space_families(sample: Sample, most: int) -> Iterator[Metric]:
     """Yields the pages and bytes of the `most` namespaces with the most bytes, and of all others together."""
-    yield gauge("namespaces", "Namespaces in the index.", len(sample.spaces))
+    yield gauge("namespaces", "Namespaces that have pages.", len(sample.spaces))
     yield gauge("namespaces_limit", "The most namespaces.", sample.header.spaces)
     counts = sample.idle_namespaces
     about = "Idle namespaces dropped from a full table; of this daemon."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pagetier.daemon.common.namespaces import with_pages
 from pagetier.daemon.metrics.numbers import DaemonNumbers
 from pagetier.daemon.stats.size_advice import SizeAdvice, read_advice
 from pagetier.shm._core import AttachmentCounts, IndexHeader, NamespaceRecord, Observer, SampledLookups
@@ -13,7 +14,7 @@ class Sample(DaemonNumbers, frozen=True, kw_only=True):
     Attributes:
         header: As Observer.header() returns it.
         counts: As Observer.counts() returns it.
-        spaces: As Observer.spaces() returns it.
+        spaces: The namespaces that have pages.
         lookups: What is known of lookups; None: nothing.
         advice: What they would find with other sizes; None before the first one.
     """
@@ -32,7 +33,7 @@ def take_sample(observer: Observer, numbers: DaemonNumbers) -> Sample:
     return Sample(
         header=observer.header(),
         counts=observer.counts(),
-        spaces=spaces,
+        spaces=with_pages(spaces),
         lookups=observer.lookups(),
         advice=read_advice(observer, spaces, numbers.advise_window, numbers.eviction.policy),
         **known,

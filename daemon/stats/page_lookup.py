@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from pagetier.daemon.common.namespaces import means
+from pagetier.daemon.common.namespaces import means, with_pages
 from pagetier.shm._core import KEY_BYTES, NamespaceRecord, Observer, TierFlag
 
 _MEMORY: Final = int(TierFlag.MEMORY)
@@ -93,7 +93,7 @@ def namespace_named(spaces: Sequence[NamespaceRecord], wanted: str) -> Namespace
     if found:
         names = ", ".join(f"{space.name} ({space.digest.hex()[:16]})" for space in found)
         raise UnknownNamespaceError(f'"{wanted}" means {len(found)} namespaces, name one by its digest: {names}')
-    names = ", ".join(space.name for space in spaces)
+    names = ", ".join(space.name for space in with_pages(spaces))
     raise UnknownNamespaceError(
         f'no namespace is "{wanted}"; {f"there are: {names}" if names else "there are none yet"}'
     )

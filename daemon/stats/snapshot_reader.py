@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from pagetier.daemon.common.namespaces import with_pages
 from pagetier.daemon.stats.frame_advice import pages_that_fit
 from pagetier.daemon.stats.size_advice import AbsentTokens
 from pagetier.daemon.stats.snapshot import (
@@ -40,7 +41,7 @@ def take_snapshot(observer: Observer) -> Snapshot:
 
     Takes the observing process some milliseconds for a million pages, and the daemon nothing.
     """
-    return snapshot_with(observer, observer.spaces())
+    return snapshot_with(observer, with_pages(observer.spaces()))
 
 
 def snapshot_with(observer: Observer, spaces: Iterable[NamespaceRecord]) -> Snapshot:

@@ -16,6 +16,9 @@ typedef struct {
     /* reasons to keep the mappings, and how many of them are retain_arena() calls; guarded by the GIL */
     uint32_t busy, retained;
     pt_session shared;
+    /* the counters after count_apart(), of which only the one of its slot is used */
+    pt_counts own_counts;
+    pt_uses own_uses[PT_SLOTS];
     pt_event_reader events;
 } Session;
 
@@ -31,6 +34,15 @@ static inline void count_copy(pt_session *s, enum pt_direction way, uint64_t beg
 {
     pt_uses *uses = &s->view.uses[s->slot];
     pt_count(way == PT_OUT_OF_ARENA ? &uses->load_ns : &uses->store_ns, pt_now_ns() - began);
+}
+
+/* count_apart(): keeps what this handle counts from now on in its own memory, where nothing reads it. */
+static PyObject *session_count_apart(Session *self, PyObject *unused)
+{
+    (void)unused;
+    self->shared.counts = &self->own_counts;
+    self->shared.view.uses = self->own_uses;
+    Py_RETURN_NONE;
 }
 
 /* count_time(load_ns, store_ns): counts the time of copies that another library made, for the statistics. */

@@ -228,6 +228,7 @@ static PyMethodDef session_methods[] = {
     {"count_loaded", (PyCFunction)session_count_loaded, METH_VARARGS, NULL},
     {"count_lookup", (PyCFunction)session_count_lookup, METH_VARARGS, NULL},
     {"sample", (PyCFunction)session_sample_lookup, METH_VARARGS, NULL},
+    {"count_apart", (PyCFunction)session_count_apart, METH_NOARGS, NULL},
     {"count_time", (PyCFunction)session_count_time, METH_VARARGS, NULL},
     {"retain_arena", (PyCFunction)session_retain_arena, METH_NOARGS, NULL},
     {"release_arena", (PyCFunction)session_release_arena, METH_NOARGS, NULL},

@@ -126,7 +126,7 @@ def check_charge(daemon: Daemon, config: Config, host: Host) -> Iterator[Result]
 
 def _namespaces(snapshot: Snapshot) -> Result:
     """Checks how full the table of namespaces is. Records without pages are reused at once and do not count."""
-    taken = sum(1 for space in snapshot.namespaces if space.pages or space.disk_pages)
+    taken = len(snapshot.namespaces)
     most = snapshot.daemon.namespaces
     full = f"{taken:,} of {most:,} namespaces have pages"
     if taken < _NAMESPACES_FULL * most:

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from pagetier.daemon.common.namespaces import with_pages
 from pagetier.daemon.http.notable_events import NotableEvent
 from pagetier.daemon.http.page.token_history import Totals
 from pagetier.daemon.stats.size_advice import SizeAdvice, read_advice
@@ -81,7 +82,7 @@ def read_cache(observer: Observer, window: float, policy: str) -> Cache:
         window: `advise.window` in seconds.
         policy: `evict.policy`.
     """
-    spaces = [space for space in observer.spaces() if space.pages or space.disk_pages]
+    spaces = with_pages(observer.spaces())
     largest = nlargest(MOST_NAMESPACES, spaces, key=_size)
     shown = {space.number for space in largest}
     rest = [space for space in spaces if space.number not in shown]

@@ -125,7 +125,10 @@ def test_the_selftest_is_no_traffic() -> None:
         assert snapshot.lookups == LookupStats(lookups=0, memory_tokens=0, disk_tokens=0, missed_tokens=0)
         assert snapshot.tiers.memory.hit_ratio is None and "no lookups" in pagetier("stats", own, "--short").output
         assert "no lookups were counted yet" in pagetier("advise", own).output
-        (space,) = snapshot.namespaces
+        counts = own.observer().counts()
+        assert counts == counts.__class__(*[0] * len(counts)), "neither pages nor bytes, tokens or times"
+        assert not snapshot.namespaces and "nothing is stored yet" in pagetier("ls", own).output
+        (space,) = own.observer().spaces()
         assert not space.pages, "one record for all runs, which the next namespace takes"
 
 
