@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Final, NamedTuple
@@ -127,6 +128,11 @@ class Api:
                 HTTPStatus.FORBIDDEN, "a web page may not send POST requests: the header Origin came with this one"
             )
         settings, caller = self._daemon.settings, request.peer.caller
+        # A port needs a token, which a browser sends to the site that its user gave it to, and to no other name.
+        if caller is not None and not _is_local(request.headers.get("host", "")):
+            raise HttpError(
+                HTTPStatus.MISDIRECTED_REQUEST, "the header Host names another site (DNS rebinding): ask for localhost"
+            )
         authorization = request.headers.get("authorization", "")
         if route.challenge is _BASIC:
             authorization = as_bearer(authorization)
@@ -199,6 +205,20 @@ class Api:
         except UnknownNamespaceError as error:
             raise HttpError(HTTPStatus.NOT_FOUND, str(error)) from error
         return space, body.keys_in(space)
+
+
+def _is_local(host: str) -> bool:
+    """Returns whether a Host header names no site that its owner could point at this host: see docs/http.md.
+
+    An IP address, localhost and a name without a dot do not. A browser always sends the header.
+    """
+    name = host.lower().partition("]")[0].removeprefix("[") if host.startswith("[") else host.lower().partition(":")[0]
+    if "." not in name or name.endswith(".localhost"):
+        return True
+    try:
+        return bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
 
 
 def _json(body: msgspec.Struct) -> Response:

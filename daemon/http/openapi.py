@@ -22,8 +22,10 @@ from pagetier.daemon.stats.page_lookup import FoundPages
 from pagetier.daemon.stats.snapshot import Snapshot
 
 _PLACE: Final = "#/components/schemas/{name}"
-_WATCH: Final = {"401": "The token of the port is missing or wrong.", "403": "The caller may not watch."}
-_ATTACH: Final = {"401": "The token of the port is missing or wrong.", "403": "The caller may not attach."}
+_NO_TOKEN: Final = {"401": "The token of the port is missing or wrong."}
+_FOREIGN: Final = {"421": "At a socket: the header Host names another site."}
+_WATCH: Final = _NO_TOKEN | {"403": "The caller may not watch."} | _FOREIGN
+_ATTACH: Final = _NO_TOKEN | {"403": "The caller may not attach."} | _FOREIGN
 _PAGES: Final = {
     "400": "The body is not valid.",
     "404": "There is no such namespace, or several match.",

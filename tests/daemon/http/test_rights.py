@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import stat
@@ -20,6 +21,7 @@ from running_daemon import RunningDaemon, namespace
 
 SPACE = namespace()
 TOKEN, NEXT = "first-token-of-this-test", "second-token-of-this-test"
+REBOUND = "the header Host names another site (DNS rebinding)"
 PAGES = {"namespace": SPACE.name, "tokens": list(range(16))}
 CALL = """
 body = {body!r}
@@ -140,6 +142,26 @@ def test_a_web_page_may_send_no_post_request(tmp_path: Path) -> None:
         for path in ("/v1/hint", "/v1/prefetch", "/v1/lookup"):
             assert call(place, "POST", path, PAGES, page)[0] == 403
         assert call(place, "GET", "/v1/stats", headers=page)[0] == 200
+
+
+def test_a_site_that_points_its_name_at_a_tunnel_reads_nothing(tmp_path: Path) -> None:
+    place = tmp_path / "http.sock"
+    own = ("localhost", "LOCALHOST:9470", "page.localhost:80", "daemon", "gpu-1:9470", "127.0.0.1:9470", "::1")
+    foreign = ("example.org", "example.org:9470", "localhost.example.org", "127.0.0.1.example.org", "ai.", "[a.b]:1")
+    with RunningDaemon("1MiB", "64KiB", "--http-listen", str(place)):
+        for host in (*own, "[::1]:9470", "10.0.0.7"):
+            assert call(place, "GET", "/v1/stats", headers={"Host": host})[0] == 200, host
+        for host, path in itertools.product(foreign, ("/", "/v1/stats", "/v1/openapi.json", "/v1/prefetch/1")):
+            status, body = call(place, "GET", path, headers={"Host": host})
+            assert (status, body["error"].partition(":")[0]) == (421, REBOUND), (host, path)
+        for path in ("/healthz", "/metrics"):
+            assert request(place, "GET", path, headers={"Host": "example.org"}).status == 200
+
+
+def test_a_port_serves_every_name_that_comes_with_the_token(port_and_daemon: tuple[int, RunningDaemon]) -> None:
+    port, _ = port_and_daemon
+    assert call(port, "GET", "/v1/stats", headers=bearer(TOKEN) | {"Host": "gpu-1.example.org"})[0] == 200
+    assert call(port, "GET", "/v1/stats", headers={"Host": "gpu-1.example.org"})[0] == 401
 
 
 @pytest.mark.parametrize(
