@@ -19,6 +19,8 @@ ALONE = ("windows only", "recurrent only") if BY_REQUEST else ()
 """Two groups with a window of little more than a page, and states."""
 LONGER = ("longer pages",) if BY_REQUEST else ()
 """A model of all kinds, whose windows have shorter pages than the rest."""
+WIDE = "wide window"
+"""A model of full attention whose windows have shorter pages, and are wider than its prompts."""
 DRAFTED = ("draft", "draft window") if BY_REQUEST else ()
 """Models with a draft model of full attention, or with a window, in the last group."""
 PIPELINE = {"pipeline_parallel_size": 2}
@@ -32,9 +34,9 @@ def groups_of(model: str, blocks: int = 1000) -> Any:
         return None
     groups = harness().make_kv_cache_config(
         BLOCK,
-        swa_enabled=model in ("window", "windows only", "all", "longer pages", "draft window"),
+        swa_enabled=model in ("window", "windows only", "all", "longer pages", "draft window", WIDE),
         mamba_enabled=model in ("recurrent", "recurrent only", "every state", "all", "longer pages"),
-        sw_size=BLOCK + 1 if model == "windows only" else 3 * BLOCK,
+        sw_size={"windows only": BLOCK + 1, WIDE: 16 * BLOCK}.get(model, 3 * BLOCK),
         num_blocks=blocks,
         mamba_cache_mode="all" if model == "every state" else "align",
     )
@@ -44,7 +46,7 @@ def groups_of(model: str, blocks: int = 1000) -> Any:
         del groups.kv_cache_groups[0]
     if model == "windows only":
         groups.kv_cache_groups.append(replace(groups.kv_cache_groups[0], layer_names=["layer5", "layer7"]))
-    if model in LONGER:
+    if model in (*LONGER, WIDE):
         for group in groups.kv_cache_groups[::2]:
             group.kv_cache_spec = replace(group.kv_cache_spec, block_size=2 * BLOCK)
     groups.kv_cache_groups[-1].is_eagle_group = model in DRAFTED

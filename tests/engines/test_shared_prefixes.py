@@ -11,8 +11,8 @@ import pytest
 
 from disk_daemon import write_through
 from eventually import eventually
-from harnessed_models import ALONE, LONGER, MODELS, aborted, assert_nothing_is_left, engine_of, groups_of, keys_of
-from harnessed_scheduler import BLOCK, HarnessedEngine, Loads
+from harnessed_models import ALONE, LONGER, MODELS, WIDE, aborted, assert_nothing_is_left, engine_of, groups_of, keys_of
+from harnessed_scheduler import BLOCK, BY_REQUEST, HarnessedEngine, Loads
 from pagetier.client import Client
 from pagetier.client.groups import Recurrent
 from running_daemon import RunningDaemon
@@ -293,6 +293,37 @@ def test_a_request_that_finds_less_than_it_waited_for_waits_once_more(host: Host
         assert step(engine, Loads.GO_ON) == [name]
         abort(engine, name)
     assert step(engine, Loads.GO_ON) == ["r2", "r3", "r4", "r5"]
+    host.end(engine)
+
+
+def test_a_request_that_twice_finds_less_than_it_waited_for_loads(host: Host) -> None:
+    """The load of its second wait brings all that this wait was for, which is less than the first one was for."""
+    engine = host.engine()
+    engine.store_prompt_elsewhere(PREFIX)
+    engine.submit_prompt("whole", PREFIX + own(0))
+    engine.submit_prompt("half", PREFIX[: 8 * BLOCK] + own(1, 70 * BLOCK))
+    engine.submit_prompt("waits", PREFIX + own(2))
+    assert step(engine, Loads.GO_ON) == ["whole", "half"] and engine.delayed == ["waits"]
+    abort(engine, "whole")
+    engine.submit_prompt("again whole", PREFIX + own(3, 140 * BLOCK))
+    assert step(engine, Loads.GO_ON) == ["again whole"] and engine.delayed == ["waits"]
+    engine.end_loads(most=2)  # those of "whole", which vLLM has aborted, and of "half"
+    assert [name for _ in range(4) for name in step(engine, Loads.GO_ON)] == ["waits"]
+    host.end(engine)
+
+
+@pytest.mark.skipif(not BY_REQUEST, reason="this version of vLLM has no models of several groups")
+def test_a_hit_that_is_waited_for_has_whole_pages_of_every_group(host: Host) -> None:
+    """The prompts share one page of the longer pages and a half: no hit ends in the middle of such a page."""
+    assert_both_load(host, WIDE, *(PREFIX[: 3 * BLOCK] + own(number, 3 * BLOCK + 1) for number in range(2)))
+
+
+def test_a_request_does_not_wait_for_a_load_of_its_own(host: Host) -> None:
+    """vLLM asks for a request again when it has freed its blocks; nothing is on its way into them any more."""
+    engine = engine_that_loads(host)
+    arriving, tracked = engine.half._arriving, engine.half._tracked["r0"]
+    assert len(arriving) == 1
+    assert not arriving.decide_wait(tracked, 0) and not len(arriving) and not arriving._marks
     host.end(engine)
 
 

@@ -66,12 +66,13 @@ class ArrivingPages:
         return len(self._arrivals)
 
     def add(self, tracked: RequestState, tokens: int) -> None:
-        """Records a load that begins: what `tracked` needs for a hit at `tokens` beyond vLLM's own hit."""
+        """Records a load that begins: what `tracked` needs for a hit at `tokens` beyond vLLM's own hit.
+
+        The caller has called decide_wait() since an earlier load of the request.
+        """
         if self._prefix_cache is PrefixCache.OFF:
             return
-        request = tracked.request.request_id
-        self.remove(request)
-        keys = tracked.finest_keys
+        request, keys = tracked.request.request_id, tracked.finest_keys
         pages = _pages(keys, tracked.computed, tokens)
         marks = [keys[page] for page in (*pages[:1], *_marked(pages))]
         arrival = self._arrivals[request] = _Arrival(request, keys, tracked.computed, tokens, marks)
