@@ -148,7 +148,7 @@ def test_a_site_that_points_its_name_at_a_tunnel_reads_nothing(tmp_path: Path) -
     place = tmp_path / "http.sock"
     own = ("localhost", "LOCALHOST:9470", "page.localhost:80", "daemon", "gpu-1:9470", "127.0.0.1:9470", "::1")
     foreign = ("example.org", "example.org:9470", "localhost.example.org", "127.0.0.1.example.org", "ai.", "[a.b]:1")
-    with RunningDaemon("1MiB", "64KiB", "--http-listen", str(place)):
+    with RunningDaemon("1MiB", "64KiB", "--set", f"http.listen={place}"):
         for host in (*own, "[::1]:9470", "10.0.0.7"):
             assert call(place, "GET", "/v1/stats", headers={"Host": host})[0] == 200, host
         for host, path in itertools.product(foreign, ("/", "/v1/stats", "/v1/openapi.json", "/v1/prefetch/1")):
