@@ -865,7 +865,7 @@ class Owner:
         """
     def serve_reserve(
         self, slot: int, ttl_ns: int, most_frames: int, nbytes: int, message: Array, /
-    ) -> tuple[_Bytes, int, int, int, int] | None:
+    ) -> tuple[_Bytes, int, int, int, int, int] | None:
         """Responds to the usual reservation in the bytes of its message; see core/daemon/reserve_message.h.
 
         Args:
@@ -876,8 +876,9 @@ class Owner:
             message: The message with its length.
 
         Returns:
-            The message with the response; pages; pages that were granted; pages that were refused; bytes of all pages.
-            None, and nothing has changed, if the message is another one or invalid, or the pages need more frames.
+            The message with the response; pages; pages that were granted; pages that were refused; bytes of all pages,
+            and of those that were granted. None, and nothing has changed, if the message is another one or invalid, or
+            the pages need more frames.
         """
     def set_quotas(self, quotas: Array, patterns: list[str], /) -> None:
         """Puts quotas in force, and derives what each tenant uses: a walk over all entries.

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from array import array
 from typing import Final
 
 from pagetier.daemon.common import loop_clock
-from pagetier.shm._core import ReserveOutcome
 
 _MEMORY_S: Final = 10.0  # long enough for a prompt to be published and for the disk to write as much
 
@@ -25,20 +23,10 @@ class StoreRate:
         self._level = 0.0
         self._at = loop_clock.now()
 
-    def note(self, outcomes: bytes, sizes: bytes) -> None:
-        """Records the outcome of a reservation. The pages that were granted count as large as the average one.
-
-        Args:
-            outcomes: The outcome of each page.
-            sizes: The size of each page, u64.
-        """
-        self.add(outcomes.count(ReserveOutcome.GRANTED), len(sizes) // 8, sum(array("Q", sizes)))
-
-    def add(self, granted: int, pages: int, nbytes: int) -> None:
-        """Records that of so many pages, with so many bytes, so many were granted."""
+    def add(self, granted: int, nbytes: int) -> None:
+        """Records that so many pages, with so many bytes, were granted."""
         if granted:
-            frames = math.ceil(nbytes * granted / pages / self._frame_bytes)
-            now = loop_clock.now()
+            now, frames = loop_clock.now(), math.ceil(nbytes / self._frame_bytes)
             self._level, self._at = self._level_at(now) + max(granted, frames), now
 
     @property

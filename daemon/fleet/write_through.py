@@ -126,7 +126,7 @@ class WriteThrough:
         Args:
             request: The request.
             answer: The answer to it.
-            nbytes: The bytes of the pages of the request.
+            nbytes: The bytes of the pages that it granted.
         """
         room = max(_LEAST_QUEUE, int(_QUEUE_S * self._speed)) - self.queued_bytes
         taken = min(nbytes, max(0, room))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 from array import array
 from collections.abc import Callable
 from typing import Final
@@ -31,6 +32,7 @@ from pagetier.shm.protocol import Fetch, Reserve, Reserved, Space
 _SERIAL_BYTES: Final = 8
 _SIZE_BYTES: Final = 8
 _NO_ENTRY: Final = NO_ENTRY.to_bytes(4, "little")
+_IS_GRANTED: Final = bytes(outcome == ReserveOutcome.GRANTED for outcome in range(256))  # for bytes.translate()
 
 
 class ReservationParts(msgspec.Struct, frozen=True, eq=False):
@@ -96,15 +98,15 @@ class Reservations:
         served = self._owner.serve_reserve(slot, self._ttl_ns, self._store_quota.frames_left(slot), nbytes, received)
         if served is None:
             return False
-        response, pages, granted, refused, page_bytes = served
+        response, pages, granted, refused, page_bytes, granted_bytes = served
         point("service.reserved")
         decoded = self._with_reason(received[:nbytes], response) if refused else None
         # The engine copies from here on, so nothing that follows delays its store.
         send(pack(decoded[1]) if decoded else response)
         self._store_quota.add(slot, pages, page_bytes)
-        disk.write_behind.stores.add(granted, pages, page_bytes)
+        disk.write_behind.stores.add(granted, granted_bytes)
         if granted and self._parts.fleet.writes.enabled:
-            self._parts.fleet.note_stored(*(decoded or _decode(received[:nbytes], response)), page_bytes)
+            self._parts.fleet.note_stored(*(decoded or _decode(received[:nbytes], response)), granted_bytes)
         self._make_room()
         self.seconds.add(self._loop.time() - began)
         return True
@@ -136,9 +138,7 @@ class Reservations:
         if self._parts.disk.budget.per_day:
             known = self._owner.reservations(entries), self._owner.tiers(entries)
             self._parts.disk.budget.note(outcomes, *known, request.sizes)
-        self._parts.disk.write_behind.stores.note(outcomes, request.sizes[: pages * _SIZE_BYTES])
-        granted = Reserved(request.number, outcomes, entries, serials)
-        self._parts.fleet.note_stored(request, granted, sum(array("Q", request.sizes)))
+        self._note_granted(request, Reserved(request.number, outcomes, entries, serials))
         self._make_room()
         if ReserveOutcome.REFUSED_FULL in outcomes:
             self._pin_quota.full()
@@ -175,6 +175,12 @@ class Reservations:
         if self._parts.reaper.ends(slot) == ends:
             reply(self.reserve(slot, request))
             self.seconds.add(self._loop.time() - began)
+
+    def _note_granted(self, request: Reserve, answer: Reserved) -> None:
+        """Counts the pages that were granted for the tiers that will have to write them."""
+        nbytes = sum(itertools.compress(array("Q", request.sizes), answer.outcomes.translate(_IS_GRANTED)))
+        self._parts.disk.write_behind.stores.add(answer.outcomes.count(ReserveOutcome.GRANTED), nbytes)
+        self._parts.fleet.note_stored(request, answer, nbytes)
 
     def _with_reason(self, message: memoryview, response: bytes) -> tuple[Reserve, Reserved]:
         """Returns the request in a message, and its answer with the reason why pages were refused."""

@@ -32,14 +32,18 @@ static bool complete_request(Owner *self, const uint64_t *numbers, pt_reserve_me
     return r->space != PT_NONE;
 }
 
-static PyObject *served(PyObject *response, const pt_answer *answers, uint32_t pages, uint64_t bytes)
+static PyObject *served(PyObject *response, const pt_answer *answers, const uint64_t *sizes, uint32_t pages,
+                        uint64_t bytes)
 {
     unsigned int granted = 0, refused = 0;
+    unsigned long long granted_bytes = 0;
     for (uint32_t i = 0; i < pages; i++) {
         granted += answers[i].outcome == PT_GRANTED;
+        granted_bytes += answers[i].outcome == PT_GRANTED ? sizes[i] : 0;
         refused += answers[i].outcome == PT_REFUSED_FULL || answers[i].outcome == PT_REFUSED_SIZE;
     }
-    return Py_BuildValue("(NIIIK)", response, (unsigned int)pages, granted, refused, (unsigned long long)bytes);
+    return Py_BuildValue("(NIIIKK)", response, (unsigned int)pages, granted, refused, (unsigned long long)bytes,
+                         granted_bytes);
 }
 
 /* Reserves the pages of a message, unless they may have more than `most_frames` frames or there is no namespace for
@@ -58,11 +62,11 @@ static PyObject *serve_message(Owner *self, const uint64_t *numbers, pt_reserve_
     self->shared.last_reservation = m->request.reservation;
     pt_reserve(&self->shared, &m->request, m->keys, sizes, m->pages, answers);
     pt_write_reserved((uint8_t *)PyBytes_AsString(response), m->number, answers, m->pages);
-    return served(response, answers, m->pages, bytes);
+    return served(response, answers, sizes, m->pages, bytes);
 }
 
-/* serve_reserve(slot, ttl_ns, most_frames, bytes, message) -> (response, pages, granted, refused, bytes), None for a
- * message that is no usual reservation. */
+/* serve_reserve(slot, ttl_ns, most_frames, bytes, message) -> (response, pages, granted, refused, bytes,
+ * granted_bytes), None for a message that is no usual reservation. */
 static PyObject *owner_serve_reserve(Owner *self, PyObject *const *args, Py_ssize_t count)
 {
     uint64_t numbers[CALL_NUMBERS];

@@ -53,10 +53,11 @@ def read_directly(engine: LearningIndex, message: bytes, most_frames: int = NO_L
     served = engine.owner.serve_reserve(engine.slot, DAY_NS, most_frames, len(message), message)
     if served is None:
         return None
-    response, pages, granted, refused, _ = served
+    response, pages, granted, refused, _, granted_bytes = served
     answer = read_answer(response[LENGTH.size :])
     assert isinstance(answer, Reserved) and len(answer.outcomes) == pages
     assert granted == answer.outcomes.count(ReserveOutcome.GRANTED)
+    assert granted_bytes <= 32 * FRAME, "a page that was refused counts nothing"
     assert refused == sum(map(answer.outcomes.count, (ReserveOutcome.REFUSED_FULL, ReserveOutcome.REFUSED_SIZE)))
     return answer
 
@@ -219,8 +220,8 @@ def test_a_peer_that_reads_no_response_is_not_read_either(segments: Segments, mo
     assert 1 < asyncio.run(responses_before_a_pause(segments)) < 1 << 16
 
 
-async def decodings(segments: Segments, monkeypatch: pytest.MonkeyPatch, *sizes: int) -> tuple[int, int]:
-    """Returns how often a store with a fleet is decoded, and the bytes that are queued for the fleet."""
+async def decodings(segments: Segments, monkeypatch: pytest.MonkeyPatch, *sizes: int) -> tuple[int, int, int]:
+    """Returns how often a store with a fleet is decoded, the bytes queued for the fleet, and the frames of its rate."""
     service = Service(segments, Config(), StatusPublisher(segments.owner), asyncio.get_running_loop())
     service.open_to_engines()
     slot = segments.owner.attach(os.getpid(), 0, 0, 1, "engine")
@@ -233,11 +234,14 @@ async def decodings(segments: Segments, monkeypatch: pytest.MonkeyPatch, *sizes:
     answer = read_answer(sent[0][LENGTH.size :])
     assert isinstance(answer, Reserved) and bool(answer.reason) == (sum(sizes) > 64 * FRAME)
     service.close()
-    return decoder.call_count, service.fleet.writes.queued_bytes
+    return decoder.call_count, service.fleet.writes.queued_bytes, service.disk.write_behind.stores.frames
 
 
-@pytest.mark.parametrize("sizes", [(FRAME, FRAME), (32 * FRAME, 33 * FRAME)])
+@pytest.mark.parametrize(
+    ("sizes", "granted"), [((FRAME, FRAME), 2), ((32 * FRAME, 33 * FRAME), 32), ((FRAME, 2**62), 1)]
+)
 def test_a_store_is_decoded_once_for_reason_and_fleet(
-    segments: Segments, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]
+    segments: Segments, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], granted: int
 ) -> None:
-    assert asyncio.run(decodings(segments, monkeypatch, *sizes)) == (1, sum(sizes))
+    """Pages that were refused, however large, count neither for the fleet nor for the rate of stores."""
+    assert asyncio.run(decodings(segments, monkeypatch, *sizes)) == (1, granted * FRAME, granted)
