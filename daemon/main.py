@@ -96,7 +96,11 @@ class Action(Enum):
     help="While this file or folder exists, SIGTERM keeps the pages in memory for the next daemon.",
 )
 @click.option(
-    "--check", "action", flag_value=Action.CHECK, type=click.UNPROCESSED, help="Validate the configuration and exit."
+    "--check",
+    "action",
+    flag_value=Action.CHECK,
+    type=click.UNPROCESSED,
+    help="Check the configuration, and whether a start here would fail, and exit.",
 )
 @click.option(
     "--release-memory",
