@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from threading import Lock, RLock
 
 from pagetier.shm import clock
@@ -13,6 +12,8 @@ from pagetier.shm.clock import Deadline
 
 class SafeCondition:
     """A condition like threading.Condition that no interrupt leaves locked, or unlocked for a caller that locked it.
+
+    That holds for a second interrupt, too, which comes while the first one is handled.
 
     Python runs signal handlers in the main thread: at the start of each function, and after each call. The exception of
     one, for example of Ctrl-C, comes there. threading.Condition is entered in Python code: it keeps its lock if the
@@ -25,6 +26,7 @@ class SafeCondition:
 
     def __init__(self) -> None:
         self.lock = RLock()
+        self._is_taken: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]  # as Condition does
         self._bells: set[Lock] = set()
 
     @property
@@ -42,7 +44,13 @@ class SafeCondition:
             clock.wait(lambda seconds: bell.acquire(timeout=seconds), timeout)
             self.lock.acquire()
         except BaseException:
-            self._take_lock()
+            # After an interrupt at any step above. Here and not in a function, at whose start another one may come.
+            try:
+                if not self._is_taken():
+                    self.lock.acquire()
+            finally:
+                if not self._is_taken():
+                    self.lock.acquire()
             raise
         finally:
             self._bells.discard(bell)
@@ -62,19 +70,17 @@ class SafeCondition:
         try:
             self._ring()
         except BaseException:  # an interrupt: some may not be woken yet
-            self._ring()
+            try:
+                self._ring()
+            except BaseException:
+                self._ring()
+                raise
             raise
 
     def _ring(self) -> None:
         for bell in self._bells:
             if bell.locked():
                 bell.release()
-
-    def _take_lock(self) -> None:
-        """Takes the lock once, after an interrupt before or after one of the steps of wait()."""
-        with suppress(RuntimeError):  # this thread did not have it
-            self.lock.release()
-        self.lock.acquire()
 
 
 class SafeEvent:
