@@ -26,20 +26,26 @@ TIMEOUT_S, HOUR_S = 1.0, 3600.0
 OPTIONS = FleetOptions(url="python://faulty_store:FaultyStore", timeout_s=TIMEOUT_S, buffers=1 << 20)
 
 
+class WatchedCalls(StoreCalls):
+    """Calls whose threads are watched."""
+
+    @property
+    def busy(self) -> int:
+        """The threads that make a call or pass on its result."""
+        return self._threads - len(self._idle)
+
+
 @pytest.fixture
 def clock(virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
     """Returns the time of a fleet. It passes only while all calls of the store that have not returned hang."""
-    fleets: list[StoreCalls] = []
+    fleets: list[WatchedCalls] = []
 
-    class WatchedCalls(StoreCalls):
-        """Calls whose number is known."""
+    def watched(timeout_s: float) -> WatchedCalls:
+        fleets.append(WatchedCalls(timeout_s))
+        return fleets[-1]
 
-        def __init__(self, timeout_s: float) -> None:
-            super().__init__(timeout_s)
-            fleets.append(self)
-
-    virtual_clock.is_stuck = lambda: FaultyStore.hanging == sum(calls.running for calls in fleets)
-    monkeypatch.setattr(open_fleet, "StoreCalls", WatchedCalls)
+    virtual_clock.is_stuck = lambda: FaultyStore.hanging == sum(calls.busy for calls in fleets)
+    monkeypatch.setattr(open_fleet, "StoreCalls", watched)
     return virtual_clock
 
 
@@ -236,15 +242,27 @@ def test_hung_calls_are_bounded(opened: OpenedFleet, clock: VirtualClock) -> Non
     assert clock.now == began, "it waits for no call"
 
 
-def test_calls_in_turn_share_a_thread(opened: OpenedFleet) -> None:
-    threads: list[int] = []
-    assert eventually(lambda: opened.fleet.state().calls == 0)
-    FaultyStore.before.append(lambda call: threads.append(threading.get_ident()))
+def test_calls_in_turn_share_a_thread() -> None:
+    calls = WatchedCalls(HOUR_S)
+    threads = set()
     for _ in range(10):
-        opened.fleet.locate(names_of([outgoing(7)]))
-        assert eventually(lambda: opened.fleet.state().calls == 0)
-    assert len(threads) == 10
-    assert len(set(threads)) == 1
+        threads.add(calls.run(threading.get_ident))
+        assert eventually(lambda: not calls.busy)
+    assert len(threads) == 1
+
+
+def test_a_call_whose_result_is_known_is_not_counted() -> None:
+    """A thread may wait for a core after each of its steps."""
+    calls, counts, over = StoreCalls(HOUR_S), queue.SimpleQueue[int](), threading.Event()
+
+    def end_slowly(result: int) -> None:
+        counts.put(calls.running)
+        over.wait()
+
+    for _ in range(MOST_CALLS + 1):
+        calls.start(lambda: 1, then=end_slowly)
+        assert counts.get() == 0
+    over.set()
 
 
 def test_a_call_whose_thread_cannot_be_started_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from array import array
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import (
@@ -29,6 +29,7 @@ from pagetier.tiers.fleet.objects import PageCodec, object_name, object_names, p
 from pagetier.tiers.fleet.store_calls import LateReads, StoreCalls
 
 _T = TypeVar("_T")
+_ODD_SIZES: Final = "the store's answer is not a size for each object"
 
 
 class ObjectFleet:
@@ -71,19 +72,19 @@ class ObjectFleet:
         and each change of threads takes time. It is not called only if the call does not return. Raises TierError.
         """
         objects, deadline = object_names(self._prefix, keys, spaces, table), self._objects.deadline()
+        nothing = array("Q", bytes(8 * len(objects)))
 
-        def locate() -> None:
-            sizes, why = array("Q", bytes(8 * len(objects))), "the store's answer is not a size for each object"
+        def locate() -> tuple[array[int], str]:
             try:
-                located = page_sizes(self._calls.twice(lambda: self._objects.store.sizes(objects), deadline))
-                if len(located) == len(objects):
-                    sizes, why = located, ""
+                sizes = page_sizes(self._calls.twice(lambda: self._objects.store.sizes(objects), deadline))
+                return (sizes, "") if len(sizes) == len(objects) else (nothing, _ODD_SIZES)
             except TierError as error:
-                why = str(error)
-            finally:  # a library may raise anything, and a question without an answer would count as asked for ever
-                reply(sizes, why)
+                return nothing, str(error)
+            except Exception:  # noqa: BLE001  a library may return anything; a question without an answer would stay
+                return nothing, _ODD_SIZES
 
-        self._calls.start(locate, None, deadline)
+        # The reply starts the next question, for which the place of this call must be free.
+        self._calls.start(locate, None, deadline, lambda located: reply(*located))
 
     def write(self, drops: Sequence[bytes], pages: Sequence[Outgoing]) -> Written:
         """Stores the pages that are not there, a few at once. After a failure of the store the others are not tried."""

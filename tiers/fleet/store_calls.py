@@ -34,17 +34,28 @@ class StoreCall(Generic[_T]):
         deadline: When it is given up.
     """
 
-    def __init__(self, function: Callable[[], _T], buffer: BounceBuffer | None, deadline: Deadline) -> None:
+    def __init__(
+        self,
+        function: Callable[[], _T],
+        buffer: BounceBuffer | None,
+        deadline: Deadline,
+        then: Callable[[_T], None] | None = None,
+    ) -> None:
         self._function = function
         self._buffer = buffer
+        self._then = then
         self._done = SafeEvent()
         self._given_up = False
         self.deadline = deadline
         self._outcome: tuple[_T] | None = None
         self._error: Exception | None = None
 
-    def run(self) -> None:
-        """Makes the call unless it has been given up, and releases its bounce buffer."""
+    def run(self, returned: Callable[[], None]) -> None:
+        """Makes the call unless it has been given up, releases its bounce buffer, and passes on the result.
+
+        `returned` is called before the result is known to anybody: who starts another call then finds this one's place
+        free, however long this thread waits for a core.
+        """
         try:
             if not self._given_up:
                 self._outcome = (_called(self._function),)
@@ -52,7 +63,10 @@ class StoreCall(Generic[_T]):
             self._error = error
         if self._buffer is not None:
             self._buffer.release()
+        returned()
         self._done.set()
+        if self._then is not None and self._outcome is not None:
+            self._then(*self._outcome)
 
     def wait(self) -> bool:
         """Returns whether the call has returned before its deadline. If not, it is given up."""
@@ -68,13 +82,14 @@ class StoreCall(Generic[_T]):
 
 
 class _CallThread:
-    """A thread that makes one call at a time, and calls `ended` with this object after each of them.
+    """A thread that makes one call at a time, and calls `idle` with this object after each of them.
 
     Each thread waits for a lock of its own. If all waited for one queue of Python, each call would wake two of them.
     """
 
-    def __init__(self, name: str, ended: Callable[[_CallThread], None]) -> None:
-        self._ended = ended
+    def __init__(self, name: str, returned: Callable[[], None], idle: Callable[[_CallThread], None]) -> None:
+        self._returned = returned
+        self._idle = idle
         self._call: StoreCall[Any] | None = None
         self._begun = threading.Lock()
         self._begun.acquire()
@@ -89,9 +104,9 @@ class _CallThread:
         while self._begun.acquire():
             call, self._call = self._call, None
             assert call is not None
-            call.run()
+            call.run(self._returned)
             del call  # it refers to its bounce buffer
-            self._ended(self)
+            self._idle(self)
 
 
 class StoreCalls:
@@ -124,7 +139,11 @@ class StoreCalls:
             return clock.now() - self._since if self._running else 0.0
 
     def start(
-        self, function: Callable[[], _T], buffer: BounceBuffer | None = None, deadline: Deadline | None = None
+        self,
+        function: Callable[[], _T],
+        buffer: BounceBuffer | None = None,
+        deadline: Deadline | None = None,
+        then: Callable[[_T], None] | None = None,
     ) -> StoreCall[_T]:
         """Starts a call, which retains its bounce buffer.
 
@@ -132,6 +151,7 @@ class StoreCalls:
             function: The call.
             buffer: The bounce buffer that it uses.
             deadline: When it is given up; None: after the time that a call may take.
+            then: Takes the result on the call's thread, after the call has ended.
 
         Returns:
             The call, to wait for.
@@ -149,7 +169,7 @@ class StoreCalls:
             self._running += 1
         if buffer is not None:
             buffer.retain()
-        call = StoreCall(function, buffer, deadline or Deadline(self.timeout_s))
+        call = StoreCall(function, buffer, deadline or Deadline(self.timeout_s), then)
         thread.begin(call)
         return call
 
@@ -195,16 +215,19 @@ class StoreCalls:
 
     def _new_thread(self) -> _CallThread:
         try:
-            thread = _CallThread(f"pagetier-store-{self._threads}", self._ended)
+            thread = _CallThread(f"pagetier-store-{self._threads}", self._returned, self._keep)
         except RuntimeError as error:
             raise TierError(f"no thread for a call of the store: {error}") from error
         self._threads += 1
         return thread
 
-    def _ended(self, thread: _CallThread) -> None:
+    def _returned(self) -> None:
         with self._lock:
             self._running -= 1
             self._since = clock.now()
+
+    def _keep(self, thread: _CallThread) -> None:
+        with self._lock:
             self._idle.append(thread)
 
 
