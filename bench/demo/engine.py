@@ -1,6 +1,6 @@
-"""An engine of the demo, in its own process: reads a prompt with pagetier, then without, and compares the logits.
+"""An engine of the demo, in its own process: completes a text with pagetier, then without, and compares the logits.
 
-The demo starts it with a Task and reads its events from its stdout.
+The demo starts it with a Task, reads its events from its stdout, and kills it after the report.
 """
 
 from __future__ import annotations
@@ -8,26 +8,74 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
 
 import msgspec
-import torch
-from transformers import DynamicCache
+import numpy as np
 
-import model
-from ipc import Event, Report, Step, Task
+from llama_driver import Context, Logits, Model, Tokens
+from messages import Event, Piece, Report, Step, Task
 from pagetier.client import Client
-from pagetier.client.engines.transformers import CachedPrompt, PromptCache, namespace_of
-from prompt import PAGE_TOKENS, prompt_of
+from pagetier.client.engines.llama_cpp import PromptCache
+from pagetier.client.engines.unsupported import UnsupportedError
+from prompt import NEW_TOKENS, PAGE_TOKENS, prompt_of
+from vocabulary import Vocabulary
 
 WAIT_S = 10.0  # for the daemon, on a busy host
+_WARMED_TOKENS = 32
 
 
 class Run(msgspec.Struct, frozen=True, eq=False):
-    """A prompt, computed up to its first new token: its cached part, the logits of the rest, and the seconds taken."""
+    """A prompt that was completed: its loaded tokens, the logits of each new token, and the seconds to the first."""
 
-    cached: CachedPrompt
-    logits: torch.Tensor
-    seconds: float
+    loaded: int
+    logits: list[Logits]
+    first_token_s: float
+
+
+class Engine:
+    """A context for one sequence, with a prompt cache."""
+
+    def __init__(self, context: Context, cache: PromptCache, vocabulary: Vocabulary) -> None:
+        self._context, self._cache, self._vocabulary = context, cache, vocabulary
+
+    def with_pagetier(self, prompt: Tokens) -> Run:
+        """Completes a prompt of which pagetier may have a part, and sends the text of each new token."""
+        return self._run(
+            self._cache.prefill(prompt, timeout=WAIT_S), prompt, "read the text, with pagetier", self._send
+        )
+
+    def without(self, prompt: Tokens) -> Run:
+        """Completes a prompt in an empty context, in the same batches."""
+        self._context.clear()
+        ends = [*range(0, len(prompt), self._cache.page_tokens), len(prompt)]
+        batches = (range(start, end) for start, end in pairwise(ends))
+        return self._run(batches, prompt, "read it again without pagetier", lambda token: None)
+
+    def _run(self, batches: Iterator[range], prompt: Tokens, what: str, show: Callable[[int], None]) -> Run:
+        send_event(Step(what, 0, len(prompt)))
+        began = time.perf_counter()
+        loaded, first_token_s, logits = -1, 0.0, np.empty(0, np.float32)
+        for batch in batches:
+            loaded = batch.start if loaded < 0 else loaded
+            logits = self._context.decode(prompt[batch.start : batch.stop], batch.start)
+            first_token_s = time.perf_counter() - began
+            send_event(Step(what, batch.stop, len(prompt)))
+        return Run(loaded, list(self._complete(logits, len(prompt), show)), first_token_s)
+
+    def _complete(self, logits: Logits, position: int, show: Callable[[int], None]) -> Iterator[Logits]:
+        """Yields the logits of each new token: always the likeliest is taken."""
+        for at in range(position, position + NEW_TOKENS):
+            yield logits
+            token = int(logits.argmax())
+            if self._vocabulary.ends(token):
+                return
+            show(token)
+            logits = self._context.decode(np.array([token], np.int32), at)
+
+    def _send(self, token: int) -> None:
+        send_event(Piece(self._vocabulary.piece_of(token)))
 
 
 def send_event(event: Event) -> None:
@@ -35,71 +83,52 @@ def send_event(event: Event) -> None:
     sys.stdout.buffer.flush()
 
 
-def nothing() -> CachedPrompt:
-    """Returns the start of a run without pagetier."""
-    return CachedPrompt(0, DynamicCache())
+def equal(ours: list[Logits], theirs: list[Logits]) -> int:
+    """Returns the number of new tokens whose logits are equal bit by bit."""
+    return sum(np.array_equal(one, other) for one, other in zip(ours, theirs, strict=False))
 
 
-def read(prompts: PromptCache, prompt: torch.Tensor, begin: Callable[[], CachedPrompt], what: str) -> Run:
-    send_event(Step(what, 0, len(prompt)))
-    began = time.perf_counter()
-    cached = begin()
-    logits = torch.cat(list(reported(prompts.prefill(prompt, cached.cache, 0), cached.tokens, len(prompt), what)))
-    int(logits[-1].argmax())  # the first new token
-    return Run(cached, logits, time.perf_counter() - began)
+def warm_up(context: Context) -> None:
+    """Computes a few tokens, since the first ones of a process read the weights from the file."""
+    context.decode(np.full(_WARMED_TOKENS, 3, np.int32))
+    context.clear()
 
 
-def reported(chunks: Iterator[torch.Tensor], done: int, total: int, what: str) -> Iterator[torch.Tensor]:
-    """Yields the logits of each chunk and reports the progress."""
-    send_event(Step(what, done, total))
-    for logits in chunks:
-        done += len(logits)
-        send_event(Step(what, done, total))
-        yield logits
-
-
-def warm_up(prompts: PromptCache) -> None:
-    """Computes a few chunks, since the first ones of a process are slow."""
-    for _ in prompts.prefill(torch.zeros(2 * PAGE_TOKENS, dtype=torch.int64), DynamicCache()):
-        pass
-
-
-def equal_positions(run: Run, reference: Run) -> int:
-    """Returns the number of computed positions whose logits are equal bit by bit."""
-    pairs = zip(run.logits, reference.logits[run.cached.tokens :], strict=True)
-    return sum(torch.equal(ours, theirs) for ours, theirs in pairs)
-
-
-def work(task: Task, client: Client) -> Report:
-    send_event(Step("build the model"))
-    llama = model.build()
-    prompts = PromptCache(client, llama, namespace_of(llama, PAGE_TOKENS, name=model.NAME))
-    warm_up(prompts)
-    client.wait_attached(WAIT_S)
-    prompt = torch.tensor(list(prompt_of(task.engine)))
-    run = read(prompts, prompt, lambda: prompts.load(prompt), "read the prompt, with pagetier")
-    send_event(Step("store the new pages"))
-    stored = prompts.store(prompt, run.cached.cache)
-    reference = read(prompts, prompt, nothing, "read it again without pagetier")
+def work(task: Task, client: Client, model: Model) -> Report:
+    vocabulary = Vocabulary(model)
+    prompt = vocabulary.tokens_of(prompt_of(task.engine))
+    cells = len(prompt) + NEW_TOKENS + 2 * PAGE_TOKENS
+    with Context(model, n_ctx=cells, n_batch=PAGE_TOKENS, n_ubatch=PAGE_TOKENS) as context:
+        send_event(Step("read the weights, and make a prompt cache"))
+        warm_up(context)
+        client.wait_attached(WAIT_S)
+        with PromptCache(context.pointer, library=model.lib, model_files=task.files, client=client) as cache:
+            engine = Engine(context, cache, vocabulary)
+            ours, theirs = engine.with_pagetier(prompt), engine.without(prompt)
     return Report(
-        parameters=llama.num_parameters(),
-        threads=torch.get_num_threads(),
+        model=Path(task.files[0]).stem,
         prompt_tokens=len(prompt),
-        memory_tokens=run.cached.pages_from_memory * PAGE_TOKENS,
-        disk_tokens=run.cached.pages_from_disk * PAGE_TOKENS,
-        positions_equal=equal_positions(run, reference),
-        pages_stored=stored.stored,
-        page_bytes=prompts.page_bytes,
-        first_token_s=run.seconds,
-        first_token_uncached_s=reference.seconds,
+        loaded_tokens=ours.loaded,
+        new_tokens=len(theirs.logits),
+        equal=equal(ours.logits, theirs.logits),
+        first_token_s=ours.first_token_s,
+        first_token_uncached_s=theirs.first_token_s,
     )
 
 
 def main() -> None:
     task = msgspec.json.decode(sys.argv[1], type=Task)
-    with Client(task.socket, timeout=WAIT_S, name=f"demo-engine-{task.engine}") as client:
-        send_event(work(task, client))
+    send_event(Step("load the model"))
+    with (
+        Client(task.socket, timeout=WAIT_S, name=f"demo-engine-{task.engine}") as client,
+        Model(Path(task.files[0])) as model,
+    ):
+        send_event(work(task, client, model))
+        sys.stdin.read()  # an engine waits for its next prompt, and this one is killed there
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UnsupportedError as error:
+        sys.exit(f"pagetier cannot cache this model: {error}")

@@ -1,8 +1,9 @@
-"""The processes that the demo starts: pagetierd and the engines. None of them outlives the demo."""
+"""The processes that a demo starts: pagetierd and the engines. None of them outlives the demo."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shlex
@@ -11,21 +12,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
-
-import msgspec
-
-from ipc import Event, Report, Step, Task
+from typing import Any, Self
 
 ARENA = "256MiB"
 DISK = "1GiB"
 _READY_S = 30.0
 _STOP_S = 10.0
 _WRITE_OUT_S = 60.0
-_ENGINE = Path(__file__).with_name("engine.py")
 # Threads that spin while they wait make every engine several times slower when other processes need the cores.
 _ENGINE_ENVIRON = {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
@@ -83,6 +80,23 @@ class Daemon:
             self._process.kill()
             self._process.wait()
 
+    def stats(self) -> dict[str, Any]:
+        """Returns what `pagetier stats --json` prints. Raises DemoError."""
+        command = [installed("pagetier"), "stats", "--json", "--socket", str(self.socket)]
+        done = subprocess.run(command, env=environ(), capture_output=True, check=False)
+        if done.returncode:
+            raise DemoError(f"pagetier stats failed with exit code {done.returncode}\n{done.stderr.decode()}")
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def wait_disk(self) -> None:
+        """Waits until the disk tier is open. Raises DemoError if it does not open."""
+        ends = time.monotonic() + _READY_S
+        while self.stats()["disk"]["standing"] != "open":
+            if time.monotonic() > ends:
+                raise DemoError(f"the disk tier did not open\n{self._log.read_text()}")
+            time.sleep(0.1)
+
     def _wait_ready(self, process: subprocess.Popen[bytes]) -> None:
         ends = time.monotonic() + _READY_S
         while not self._answers():
@@ -116,16 +130,18 @@ class Daemon:
         self._stop()
 
 
-def run_engine(
-    task: Task, folder: Path, show: Callable[[Step], None], program: Sequence[str] = (sys.executable, str(_ENGINE))
-) -> Report:
-    """Runs an engine in a fresh Python and shows its steps. Raises DemoError if it ends without a report."""
-    log = folder / f"engine{task.engine}.log"
-    argument = msgspec.json.encode(task).decode()
+@contextmanager
+def engine_process(command: Sequence[str], log: Path) -> Iterator[Iterator[bytes]]:
+    """Runs an engine, yields the lines that it writes, and kills it when the context ends.
+
+    Raises:
+        DemoError: The engine failed. The message has its log.
+    """
     with (
         log.open("wb") as errors,
         subprocess.Popen(
-            [*program, argument],
+            command,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             env=environ(_ENGINE_ENVIRON),
@@ -133,21 +149,12 @@ def run_engine(
         ) as process,
     ):
         try:
-            report = _follow(process, show)
-        except BaseException:
+            yield _lines(process, log)
+        finally:
             process.kill()
-            raise
-    if report is None or process.returncode:
-        raise DemoError(f"engine {task.engine} failed with exit code {process.returncode}\n{log.read_text()}")
-    return report
 
 
-def _follow(process: subprocess.Popen[bytes], show: Callable[[Step], None]) -> Report | None:
-    report = None
-    for line in process.stdout or ():
-        event = msgspec.json.decode(line, type=Event)
-        if isinstance(event, Report):
-            report = event
-        else:
-            show(event)
-    return report
+def _lines(process: subprocess.Popen[bytes], log: Path) -> Iterator[bytes]:
+    yield from process.stdout or ()
+    if process.wait():
+        raise DemoError(f"an engine failed with exit code {process.returncode}\n{log.read_text()}")

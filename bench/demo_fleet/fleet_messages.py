@@ -1,8 +1,10 @@
-"""The messages between the demo and its engines: a Task as the argument, then events, one line of JSON each."""
+"""The messages between the fleet's demo and its engines: a Task, then events, one line of JSON each."""
 
 from __future__ import annotations
 
 import msgspec
+
+from messages import Step
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -10,14 +12,6 @@ class Task(msgspec.Struct, frozen=True):
 
     socket: str
     engine: int
-
-
-class Step(msgspec.Struct, frozen=True, tag=True):
-    """An engine's step or its progress: `done` of `total` tokens, if it has any."""
-
-    what: str
-    done: int = 0
-    total: int = 0
 
 
 class FleetLoad(msgspec.Struct, frozen=True):
@@ -43,7 +37,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     page_bytes: int
     first_token_s: float
     first_token_uncached_s: float
-    fleet: FleetLoad | None = None
+    fleet: FleetLoad
 
     @property
     def computed_tokens(self) -> int:

@@ -7,10 +7,8 @@ page had to be computed twice, or if a process failed.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,12 +18,14 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+import msgspec
 from rich.table import Table
 
-from ipc import FleetLoad, Report, Step, Task
-from processes import ARENA, Daemon, DemoError, environ, installed, run_engine
-from prompt import SHARED_TOKENS, TEXT_BYTES
-from show import Screen
+from fleet_messages import Event, Report, Task
+from long_text import SHARED_TOKENS, TEXT_BYTES
+from messages import Step
+from processes import ARENA, Daemon, DemoError, engine_process
+from show import Screen, Steps
 from store_servers import ACCESS_KEY, SECRET_KEY, S3Server, s3_server
 
 _OPEN_S = 30.0
@@ -59,11 +59,7 @@ class Host(Daemon):
 
     def fleet(self) -> dict[str, int | str]:
         """Returns the fleet's part of `pagetier stats --json`. Raises DemoError."""
-        command = [installed("pagetier"), "stats", "--json", "--socket", str(self.socket)]
-        done = subprocess.run(command, env=environ(), capture_output=True, check=False)
-        if done.returncode:
-            raise DemoError(f"pagetier stats failed on host {self.label}\n{done.stderr.decode()}")
-        found: dict[str, int | str] = json.loads(done.stdout)["fleet"]
+        found: dict[str, int | str] = self.stats()["fleet"]
         return found
 
     def wait(self, field: str, value: int | str, seconds: float) -> None:
@@ -113,9 +109,10 @@ class Demo:
 
     def _engine(self, host: Host, number: int, what: str) -> Report:
         self._screen.say(f"[bold]The engine on host {host.label}[/bold] {what}")
-        with self._screen.steps() as show_step:
-            show_step(Step("start Python, import torch and transformers"))
-            report = run_engine(Task(str(host.socket), number), self._folder, show_step, self._program)
+        command = [*self._program, msgspec.json.encode(Task(str(host.socket), number)).decode()]
+        with engine_process(command, self._folder / f"engine{number}.log") as lines, self._screen.steps() as steps:
+            steps(Step("start Python, import torch and transformers"))
+            report = follow(lines, steps)
         self._screen.say(summary_of(report))
         return report
 
@@ -133,15 +130,20 @@ class Demo:
         self._screen.say(f"[bold]pagetier stats[/bold] on host {host.label}, of the fleet: {counters}\n")
 
 
-def loaded_of(report: Report) -> FleetLoad:
-    """Returns what an engine read from the fleet."""
-    assert report.fleet is not None
-    return report.fleet
+def follow(lines: Iterator[bytes], steps: Steps) -> Report:
+    """Shows the steps of an engine, and returns its report. Raises DemoError if it ends without one."""
+    for line in lines:
+        match msgspec.json.decode(line, type=Event):
+            case Step() as step:
+                steps(step)
+            case Report() as report:
+                return report
+    raise DemoError("an engine ended without a report")
 
 
 def summary_of(report: Report) -> str:
     """Summarises an engine's report."""
-    fleet = loaded_of(report)
+    fleet = report.fleet
     read = fleet.read_pages * report.page_bytes
     rate = f", {read / 1e6 / fleet.read_s:,.0f} MB/s" if read else ""
     stored = f"; {report.pages_stored} pages of {report.page_bytes / 2**20:.1f} MiB stored" * bool(report.pages_stored)
@@ -174,7 +176,7 @@ def wrong(reports: list[Report]) -> Iterator[str]:
             yield f"host {host} loaded {report.memory_tokens} tokens instead of {expected}"
         if not report.exact:
             yield f"host {host} has equal logits at {report.positions_equal} of {report.computed_tokens} positions"
-    digests = {loaded_of(report).digest for report in reports}
+    digests = {report.fleet.digest for report in reports}
     if len(digests) != 1:
         yield f"the bytes of the pages differ: SHA-256 {', '.join(sorted(digests))}"
 
@@ -190,7 +192,7 @@ def show(screen: Screen, python: str) -> int:
     for line in found:
         screen.fail(line)
     if not found:
-        digest = loaded_of(reports[0]).digest
+        digest = reports[0].fleet.digest
         screen.say(f"\nThe pages on both hosts are equal, byte by byte (SHA-256 {digest[:16]}...), and all logits")
         screen.say(f"are equal, bit by bit. It took {time.monotonic() - began:.0f} s in all.")
     return 1 if found else 0

@@ -13,12 +13,15 @@ import msgspec
 import numpy as np
 import torch
 
-import model
-from engine import WAIT_S, equal_positions, nothing, read, send_event, warm_up
-from ipc import FleetLoad, Report, Step, Task
+import random_llama
+from fleet_messages import FleetLoad, Report, Task
+from long_text import PAGE_TOKENS, prompt_of
+from messages import Step
+from paged_llama import equal_positions, nothing, read, send_event, warm_up
 from pagetier.client import Client, Keys
 from pagetier.client.engines.transformers import PromptCache, namespace_of
-from prompt import PAGE_TOKENS, prompt_of
+
+WAIT_S = 10.0  # for the daemon, on a busy host
 
 
 def read_from_fleet(client: Client, keys: Keys) -> FleetLoad:
@@ -41,8 +44,8 @@ def digest_of(client: Client, keys: Keys, page_bytes: int) -> str:
 
 def work(task: Task, client: Client) -> Report:
     send_event(Step("build the model"))
-    llama = model.build()
-    prompts = PromptCache(client, llama, namespace_of(llama, PAGE_TOKENS, name=model.NAME))
+    llama = random_llama.build()
+    prompts = PromptCache(client, llama, namespace_of(llama, PAGE_TOKENS, name=random_llama.NAME))
     warm_up(prompts)
     client.wait_attached(WAIT_S)
     prompt = torch.tensor(list(prompt_of(task.engine)))
