@@ -135,8 +135,10 @@ class SelfTest:
         deadline = Deadline(_TIMEOUT_S)
         while (answer := self._forget()).kept and not deadline.is_over:
             clock.sleep(_PAUSE_S)
-        if answer.trouble or not answer.dropped:
-            raise StepError(answer.trouble or "the page was not dropped")
+        if answer.trouble:
+            raise StepError(f"{answer.trouble}; `pagetier stats` says how the disk is, try again once it is open")
+        if not answer.dropped:
+            raise StepError("the page was not dropped")
         return "dropped it"
 
     def _forget(self) -> Flushed:
