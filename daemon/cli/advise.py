@@ -105,8 +105,9 @@ def advice_lines(advice: SizeAdvice, window: str, prefill_rate: float | None, wi
         Lines; only numbers of many digits make one longer than 60 columns in a terminal of 60.
     """
     total = advice.total
-    yield f"{total.hit_ratio:.1%} of {advice.tokens_per_second:,.0f} tokens/s as below, where those {window} ago"
-    yield f"count 1/e ({counted(advice.lookups, 'lookup')})"
+    tokens = f"{total.hit_ratio:.1%} of {advice.tokens_per_second:,.0f} tokens/s"
+    yield f"Below, lookups {window} ago count 1/e: {tokens}"
+    yield f"are found ({counted(advice.lookups, 'lookup')})"
     if advice.warning:
         yield from textwrap.wrap(f"warning: {advice.warning}", width, break_on_hyphens=False)
     yield ""
