@@ -19,7 +19,13 @@ class Router:
 
     def __init__(self, engine: HarnessedEngine) -> None:
         self.blocks: dict[tuple[str, int], dict[bytes, tuple[Any, ...]]] = {}
-        engine.scheduler.kv_event_publisher.publish = lambda batch: self.hear(batch.events)
+        self._events = engine.half.events
+        engine.connector._idle.stop()  # the test publishes in its place
+        engine.scheduler.kv_event_publisher.publish = self._publish
+
+    def _publish(self, batch: Any) -> None:
+        self.hear(batch.events)
+        self._events.published()
 
     def hear(self, events: list[Any]) -> None:
         for event in events:
@@ -81,7 +87,7 @@ def test_a_page_is_announced_once_all_ranks_have_stored_their_shares(
 ) -> None:
     """In the form in which vLLM announces it: routers know nothing of shares."""
     engine = announcing(model, daemon, client, monkeypatch, parallel)
-    router, idle = Router(engine), engine.connector._idle
+    router = Router(engine)
 
     def hears(pages: int) -> bool:
         """Waits until so many pages of full attention are announced, without a step."""
@@ -110,6 +116,5 @@ def test_a_page_is_announced_once_all_ranks_have_stored_their_shares(
     assert ours.items() <= theirs.items()
     assert eventually(lambda: client.flush(others[0].namespace, 10.0))
     assert hears(0)
-    idle.stop()
     engine.run()
     assert_nothing_is_left(engine, daemon)

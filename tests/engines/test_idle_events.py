@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -224,36 +222,6 @@ def test_steps_and_the_thread_publish_in_order(host: Host, tmp_path: Path) -> No
         flush(host)
         assert stream.believes(0, 0)
         assert stream.replayed() == len(stream.numbers)
-
-
-_EXIT = """
-import logging, threading
-from pagetier.client.engines.events.idle_publisher import IdlePublisher
-
-class Events:
-    def publish_idle(self, publish): publish([]); return False
-    def published(self): pass
-
-class Publisher:
-    began = threading.Event()
-    def publish(self, batch): self.began.set(); threading.Event().wait()
-    def shutdown(self): print("shut down")
-
-idle, publisher = IdlePublisher(list, logging.getLogger()), Publisher()
-idle.use(publisher)
-idle.start(Events())
-assert publisher.began.wait(60)
-{end}
-print("ends")
-"""
-
-
-@pytest.mark.parametrize("end", ["publisher.shutdown()", "idle.stop()", ""])
-def test_a_full_queue_keeps_no_engine_from_its_end(end: str) -> None:
-    """vLLM's queue is never emptied once its publisher has ended, so that a thread may wait for a place forever."""
-    program = [sys.executable, "-c", _EXIT.format(end=end)]
-    ended = subprocess.run(program, capture_output=True, text=True, timeout=120, check=True)
-    assert "ends" in ended.stdout and "Traceback" not in ended.stderr
 
 
 def test_the_factory_is_as_before_once_the_publisher_is_made() -> None:
