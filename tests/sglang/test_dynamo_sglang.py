@@ -35,19 +35,16 @@ def hashes_of(tokens: list[int]) -> bytes:
     return b"".join(hashes)
 
 
-def agree(
-    indexer: Indexer, engine: SglangEngine, daemon: DiskDaemon, client: Client, gpu: Sequence[int]
-) -> list[Reach]:
+def agree(indexer: Indexer, daemon: DiskDaemon, client: Client, gpu: Sequence[int]) -> list[Reach]:
     """Waits until the indexer believes of each prompt what is true, and returns what it believes.
 
-    `gpu` are the tokens of each prompt in the engine's own cache.
+    The engine does no step. `gpu` are the tokens of each prompt in the engine's own cache.
     """
     (space,) = daemon.observer().spaces()
     assert client.session is not None
     session, believed, expected = client.session, list[Reach](), list[Reach]()
 
     def are_right() -> bool:
-        engine.poll()
         believed[:] = indexer.reach(PROMPTS, "1")
         located = [session.locate(mixed_into(hashes_of(one), space.digest)) for one in PROMPTS]
         expected[:] = [reach_of(one, tokens, SPEC.page) for one, tokens in zip(located, gpu, strict=True)]
@@ -75,13 +72,14 @@ def test_stores_moves_and_removals_are_believed(tmp_path: Path) -> None:
         daemon.wait_open()
         whole, count = PAGES * SPEC.page, len(PROMPTS)
         everywhere, nowhere = [whole] * count, [0] * count
-        agreed = partial(agree, indexer, engine, daemon, client)
+        agreed = partial(agree, indexer, daemon, client)
         engine.insert(NUMBERS[0], PAGES)
         assert eventually(lambda: is_heard(indexer, engine), _START_S)
         for number in NUMBERS:
             engine.insert(number, PAGES)
         assert agreed(everywhere) == [{"gpu": whole, "cpu": whole, "disk": whole}] * count
         engine.evict(1024)
+        engine.poll()
         assert agreed(nowhere) == [{"gpu": 0, "cpu": whole, "disk": whole}] * count
         daemon.save()
         daemon.flush("memory")
@@ -89,6 +87,7 @@ def test_stores_moves_and_removals_are_believed(tmp_path: Path) -> None:
         engine.insert(NUMBERS[0], PAGES)
         assert agreed([whole, *nowhere[1:]])[0] == {"gpu": whole, "cpu": whole, "disk": whole}
         engine.reset()
+        engine.poll()
         assert agreed(nowhere)[1] == {"gpu": 0, "cpu": 0, "disk": whole}
         daemon.kill_worker()
         daemon.wait_open(restarts=1)
