@@ -104,7 +104,7 @@ class Deaths:
         assert self.router.scene.daemon.pagetier("flush", "--all", *tier, "--yes").exit_code == 0
 
     def move(self) -> None:
-        self.router.scene.daemon.pagetier("flush", "--to-disk")
+        assert self.router.scene.daemon.pagetier("flush", "--to-disk").exit_code == 0
 
     def churn(self) -> None:
         daemon = self.router.scene.daemon
