@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -70,12 +70,13 @@ class Deaths:
 
     Args:
         router: The host.
-        stream: The stream of its first engine.
-        context: Of the streams of the next ones.
+        stack: Ends streams, and the engines after the first one.
     """
 
-    def __init__(self, router: Router, stream: Stream, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        self.router, self.stream, self._context = router, stream, context
+    def __init__(self, router: Router, stack: ExitStack) -> None:
+        self.router, self._stack = router, stack
+        self._context: zmq.Context[zmq.Socket[bytes]] = stack.enter_context(zmq.Context())
+        self.stream = self._subscribed()
         self._numbers: np.random.Generator = chance()
         self.counts = Counter[str]()
         self.batches = 0
@@ -135,11 +136,10 @@ class Deaths:
         assert self.stream.is_replayed()
         self.batches += len(self.stream.batches)
         self.router.engine.kill()
-        self.stream.close()
         endpoint, settings = events_to(self.router.folder, 1)
         self.router.indexer.replace("1", endpoint, f"{endpoint}-replay")
-        engine = self.router.scene.engine(engine=settings, extra={"events_lease": _LEASE_S}).ready()
-        self.stream = Stream(endpoint, self._context)
+        again = self.router.scene.engine(engine=settings, extra={"events_lease": _LEASE_S})
+        engine, self.stream = self._stack.enter_context(again), self._subscribed()
         wait_until_heard(self.router.indexer, engine, _PAGE)
         self.router = self.router._replace(engine=engine)
         self.learn()
@@ -149,6 +149,10 @@ class Deaths:
         self.router.serve(*PROMPTS)
         self.router.scene.settle()
 
+    def _subscribed(self) -> Stream:
+        endpoint, _ = events_to(self.router.folder, 1)
+        return self._stack.enter_context(closing(Stream(endpoint, self._context)))
+
     def _open_daemon(self) -> None:
         self.router.scene.daemon.open()
         assert self.router.client.wait_attached(_WAIT_S)
@@ -156,13 +160,8 @@ class Deaths:
 
 
 def test_random_deaths_leave_no_false_promise(tmp_path: Path) -> None:
-    endpoint, _ = events_to(tmp_path, 1)
-    with (
-        zmq.Context() as context,
-        routed(tmp_path, events_lease=_LEASE_S) as router,
-        closing(Stream(endpoint, context)) as stream,
-    ):
-        deaths = Deaths(router, stream, context)
+    with routed(tmp_path, events_lease=_LEASE_S) as router, ExitStack() as stack:
+        deaths = Deaths(router, stack)
         deaths.learn()
         router.agree()
         watch = Stopwatch()
@@ -171,5 +170,3 @@ def test_random_deaths_leave_no_false_promise(tmp_path: Path) -> None:
         assert deaths.stream.is_replayed()
         deaths.batches += len(deaths.stream.batches)
         note(f"{watch.seconds:.0f} s, {deaths.batches} batches without a gap, events: {dict(deaths.counts)}")
-        deaths.stream.close()
-        deaths.router.engine.leave()
