@@ -310,6 +310,7 @@ bench: venv $(VENV)/.kernels
 	@$(BIN)/python bench/overlap.py
 	@$(BIN)/python bench/cpu_idle.py
 	@$(BIN)/python bench/curve_cost.py
+	@$(BIN)/python bench/llama_prompts.py
 	@$(or $(wildcard .engines/0.32/bin/python),$(BIN)/python) bench/engines.py
 	@$(if $(wildcard .engines/sglang-$(SGLANG)/bin/python),.engines/sglang-$(SGLANG)/bin/python bench/sglang_caches.py)
 	@$(if $(wildcard .engines/sglang-$(SGLANG)/bin/python),$(FLEET_LIBRARIES) .engines/sglang-$(SGLANG)/bin/python bench/sglang_storage.py)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
-import numpy as np
 
 from pagetier.client.client import Client
 from pagetier.client.engines.llama_cpp.context import State
@@ -87,10 +86,13 @@ class PageLoads:
     def _replace(self, seq: int, found: GroupMatch) -> int:
         """Replaces a sequence by a hit; it is empty if a page cannot be put back."""
         self._state.context.remove(seq)
-        if found.tokens and all(self._put_back(seq, found, pages) for pages in self._batches(found)):
-            return found.tokens
-        self._state.context.remove(seq)
-        return 0
+        if not found.tokens:
+            return 0
+        whole = all(self._put_back(seq, found, pages) for pages in self._batches(found))
+        self._state.end_write()
+        if not whole:
+            self._state.context.remove(seq)
+        return found.tokens if whole else 0
 
     def _batches(self, found: GroupMatch) -> Iterator[range]:
         """Yields the pages of a hit, as many at once as fit into a CPU's cache."""
@@ -117,18 +119,17 @@ class PageLoads:
         """Returns memory for each page, and for each group the memory of the halves that are copied there."""
         empty = self._state.empty_part
         sizes = [[half.get(page, len(empty)) for half in halves] for page in pages]
-        rest = self._state.buffer(sum(map(sum, sizes)))
+        memory, end = self._state.buffer(sum(map(sum, sizes))), 0
         states: list[State] = []
         outs: list[list[State]] = [[] for _ in halves]
         for page, of_page in zip(pages, sizes, strict=True):
-            state, rest = np.split(rest, [sum(of_page)])
-            states.append(state)
+            states.append(memory[end : end + sum(of_page)])
             for half, out, nbytes in zip(halves, outs, of_page, strict=True):
-                piece, state = np.split(state, [nbytes])
+                start, end = end, end + nbytes
                 if page in half:
-                    out.append(piece)
+                    out.append(memory[start:end])
                 else:
-                    piece[:] = empty
+                    memory[start:end] = empty
         return states, outs
 
 

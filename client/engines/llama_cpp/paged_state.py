@@ -110,12 +110,19 @@ class PagedState:
         return (whole[:base], whole[base:]) if complete else (whole[:0], whole[:0])
 
     def write(self, seq: int, state: State) -> bool:
-        """Adds a page to a sequence, after the pages before it. Returns False if llama.cpp rejects it."""
-        if not self.context.set(state, self._scratch):
-            return False
-        self.context.share(self._scratch, seq)
+        """Adds a page to a sequence, after the pages before it. The caller calls end_write() after the last one.
+
+        Returns:
+            Whether llama.cpp took it.
+        """
+        taken = self.context.set(state, self._scratch)
+        if taken:
+            self.context.share(self._scratch, seq)
+        return taken
+
+    def end_write(self) -> None:
+        """Leaves the pages that were written to their sequence alone."""
         self.context.remove(self._scratch)
-        return True
 
     def buffer(self, nbytes: int) -> State:
         """Returns memory that the next call returns again: fresh memory costs more than a copy."""

@@ -34,7 +34,7 @@ def stored_by_a_process(model: Path, socket: Path) -> Answer:
 def test_a_host_that_is_killed_while_it_stores_leaves_no_wrong_page(model: Model) -> None:
     """It dies after a random number of its prompts' first bytes were answered; a reader has the right logits."""
     random = np.random.default_rng(51)
-    with RunningDaemon("64MiB", "64KiB", "--evict-policy", "lru") as daemon:
+    with RunningDaemon("64MiB", "64KiB", "--set", "evict.policy=lru") as daemon:
         for death in range(4):
             with llama_process(model.path, daemon.socket) as process:
                 ask(process, prompt_of(9, seed=1))  # the model is loaded
@@ -54,7 +54,7 @@ def test_a_host_that_is_killed_while_it_stores_leaves_no_wrong_page(model: Model
 
 def test_pages_survive_a_killed_daemon(model: Model) -> None:
     expected = digest_of(uncached(model, PROMPT))
-    with RunningDaemon("64MiB", "64KiB", "--evict-policy", "lru") as daemon:
+    with RunningDaemon("64MiB", "64KiB", "--set", "evict.policy=lru") as daemon:
         assert stored_by_a_process(model.path, daemon.socket) == Answer(0, expected)
         daemon.kill()
         daemon.start()
@@ -63,7 +63,7 @@ def test_pages_survive_a_killed_daemon(model: Model) -> None:
 
 def test_a_host_continues_when_the_daemon_is_killed(model: Model) -> None:
     with ExitStack() as stack:
-        daemon = stack.enter_context(RunningDaemon("64MiB", "64KiB", "--evict-policy", "lru"))
+        daemon = stack.enter_context(RunningDaemon("64MiB", "64KiB", "--set", "evict.policy=lru"))
         client = stack.enter_context(daemon.client())
         host = stack.enter_context(llama_host(model, client))
         host.run(PROMPT)
