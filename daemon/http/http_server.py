@@ -219,7 +219,6 @@ class _HttpProcess(asyncio.Protocol):
 def daemon_numbers(service: Service) -> DaemonNumbers:
     """Returns the daemon's numbers. On the loop's thread; takes well below a millisecond."""
     return DaemonNumbers(
-        attached=len(service.segments.owner.attachments()),
         deaths=service.deaths,
         reserve_seconds=service.reservations.seconds,
         work=service.disk.work(),

@@ -19,7 +19,6 @@ class DaemonNumbers(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers that only the daemon knows. They begin with the daemon, all others with the segments.
 
     Attributes:
-        attached: The number of slots in use.
         deaths: Attached processes that died without detaching.
         reserve_seconds: The latency of reservations.
         work: The counters of the disk tier.
@@ -35,7 +34,6 @@ class DaemonNumbers(msgspec.Struct, frozen=True, kw_only=True):
         advise_window: `advise.window` in seconds, which a reload may change.
     """
 
-    attached: int
     deaths: int
     reserve_seconds: Histogram
     work: DiskCounters

@@ -14,6 +14,7 @@ class Sample(DaemonNumbers, frozen=True, kw_only=True):
     Attributes:
         header: As Observer.header() returns it.
         counts: As Observer.counts() returns it.
+        attached: The number of attachments.
         spaces: The namespaces that have pages.
         lookups: What is known of lookups; None: nothing.
         advice: What they would find with other sizes; None before the first one.
@@ -21,6 +22,7 @@ class Sample(DaemonNumbers, frozen=True, kw_only=True):
 
     header: IndexHeader
     counts: AttachmentCounts
+    attached: int
     spaces: list[NamespaceRecord]
     lookups: SampledLookups | None
     advice: SizeAdvice | None
@@ -33,6 +35,7 @@ def take_sample(observer: Observer, numbers: DaemonNumbers) -> Sample:
     return Sample(
         header=observer.header(),
         counts=observer.counts(),
+        attached=observer.attached(),
         spaces=with_pages(spaces),
         lookups=observer.lookups(),
         advice=read_advice(observer, spaces, numbers.advise_window, numbers.eviction.policy),

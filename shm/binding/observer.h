@@ -153,6 +153,16 @@ static PyObject *describe_spaces(const pt_view *v)
     return list;
 }
 
+/* attached() -> the number of attachments. */
+static PyObject *observer_attached(Observer *self, PyObject *unused)
+{
+    (void)unused;
+    uint32_t count = 0;
+    for (uint32_t slot = 0; slot < PT_SLOTS; slot++)
+        count += self->view.slots[slot].pid != 0;
+    return PyLong_FromUnsignedLong(count);
+}
+
 static PyObject *observer_header(Observer *self, PyObject *unused)
 {
     (void)unused;
@@ -246,6 +256,7 @@ static PyObject *observer_pages(Observer *self, PyObject *args)
 static PyMethodDef observer_methods[] = {
     {"header", (PyCFunction)observer_header, METH_NOARGS, NULL},
     {"counts", (PyCFunction)observer_counts, METH_NOARGS, NULL},
+    {"attached", (PyCFunction)observer_attached, METH_NOARGS, NULL},
     {"attachments_with_pins", (PyCFunction)observer_attachments_with_pins, METH_NOARGS, NULL},
     {"spaces", (PyCFunction)observer_spaces, METH_NOARGS, NULL},
     {"lookups", (PyCFunction)observer_lookups, METH_NOARGS, NULL},

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
-import secrets
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from anonymous_segments import DAY_NS, attach
+from crowded_segments import ENGINES, NAMESPACES, crowded_segments
 from disk_daemon import FRAME, write_through
 from free_ports import free_ports
 from http_calls import call, request
@@ -25,16 +23,12 @@ from pagetier.daemon.http.notable_events import MOST, NotableEvent
 from pagetier.daemon.http.page.document import page
 from pagetier.daemon.http.page.token_history import MINUTES, Totals
 from pagetier.daemon.http.page.view import MOST_NAMESPACES, CacheView, LastHour, read_cache
-from pagetier.shm._core import KEY_BYTES, NamespaceRecord, Observer
-from pagetier.shm.geometry import Geometry
-from pagetier.shm.protocol import BUILD
+from pagetier.shm._core import NamespaceRecord, Observer
 from pagetier.shm.segment_files import observe_and_close
-from pagetier.shm.segments import SegmentRequest, take
 from running_daemon import RunningDaemon, namespace
 
 HOSTILE = "<script>alert(1)<img src=x onerror=alert(2)>"
 TOKEN = "a-token-of-this-test"
-NAMESPACES, ENGINES = 10_000, 56
 MOST_BYTES = 200_000
 
 
@@ -173,18 +167,8 @@ def test_a_port_asks_a_browser_for_the_token(tmp_path: Path) -> None:
 @pytest.fixture
 def crowded() -> Iterator[Observer]:
     """Yields the observer of an index with as many namespaces as it has room for, and of 56 engines."""
-    room = 2 * NAMESPACES
-    geometry = Geometry(frame_bytes=4096, frames=room, entries=room, spaces=NAMESPACES)
-    taken = take(SegmentRequest(f"pagetier-test-{secrets.token_hex(6)}", geometry, BUILD))
-    try:
-        slots = [attach(taken.owner, number + 1) for number in range(ENGINES)]
-        for number in range(NAMESPACES):
-            space = taken.owner.space(os.urandom(KEY_BYTES), "<" * 100 + str(number), 16, 0, 0)
-            size = (4096).to_bytes(8, "little")
-            taken.owner.reserve(slots[number % ENGINES], space, 0, 1, DAY_NS, os.urandom(KEY_BYTES), size)
+    with crowded_segments() as taken:
         yield observe_and_close(taken.read_only_descriptors())
-    finally:
-        taken.remove()
 
 
 def test_the_page_of_many_namespaces_and_engines_is_small(crowded: Observer) -> None:

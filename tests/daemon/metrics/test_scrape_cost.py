@@ -64,5 +64,5 @@ def test_a_scrape_walks_over_nothing(segments: Segments) -> None:
     """The HTTP process reads the index, and renders."""
     before, after = asyncio.run(calls_of_scrapes(segments))
     assert before == after and after.total() < MOST_CALLS, after
-    constant = {"Owner.attachments", "Owner.eviction", "Owner.kept"}
+    constant = {"Owner.eviction", "Owner.kept"}
     assert {name for name in after if name.startswith("Owner.")} <= constant
