@@ -188,8 +188,11 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, dict=True, metaclass=
 
     @CachedProperty
     def name(self) -> str:
-        """A short label for people: the title or model without its folder, and 8 hex digits of the digest."""
-        model = (self.title or self.model).rstrip("/").rpartition("/")[2][:_LABEL_CHARACTERS]
+        """A short label for people: the title, else the model without its folder, and 8 hex digits of the digest."""
+        # Of a title that is a path, or too long for a label, the last part says most.
+        whole, last = self.title, (self.title or self.model).rstrip("/").rpartition("/")[2]
+        is_short = whole and not whole.startswith(("/", ".", "~")) and len(whole) <= _LABEL_CHARACTERS
+        model = whole if is_short else last[:_LABEL_CHARACTERS]
         shown = "".join(letter if letter.isprintable() else "?" for letter in model)
         return f"{shown} {self.digest.hex()[:8]}"
 

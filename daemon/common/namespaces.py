@@ -52,9 +52,11 @@ def printable(name: str) -> str:
 def means(wanted: str | None, label: str, digest: bytes) -> bool:
     """Returns whether `wanted` selects a namespace: by its label, its model, or at least 8 digits of its digest.
 
-    None selects every namespace. A part of a model's name selects none, since models often share a prefix.
+    None selects every namespace. A part of a model's name selects none, since models often share a prefix, but the name
+    of an organisation before it may be left out.
     """
-    if wanted is None or wanted in (label, model_of(label)):
+    model = model_of(label)
+    if wanted is None or wanted in (label, model, model.rpartition("/")[2]):
         return True
     return len(wanted) >= _LEAST_DIGITS and digest.hex().startswith(wanted.lower())
 

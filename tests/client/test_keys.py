@@ -250,9 +250,11 @@ def test_names_fit_a_table() -> None:
 
 
 def test_a_title_is_shown_and_separates_nothing() -> None:
-    titled = msgspec.structs.replace(NS, title="org/model")
-    assert titled.name == f"model {NS.digest.hex()[:8]}"
-    assert titled.digest == NS.digest
+    titles = {"org/model": "org/model", "/srv/org/model/": "model", "./model": "model", f"{'o' * 40}/model": "model"}
+    for title, shown in titles.items():
+        titled = msgspec.structs.replace(NS, title=title)
+        assert titled.name == f"{shown} {NS.digest.hex()[:8]}"
+        assert titled.digest == NS.digest
 
 
 # ---- Namespace

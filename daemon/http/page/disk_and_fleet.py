@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from pagetier.daemon.http.page.charts import bar
 from pagetier.daemon.http.page.html import Html, element, facts, name_of, section, table
-from pagetier.daemon.http.page.view import CacheView
+from pagetier.daemon.http.page.token_history import MINUTES
+from pagetier.daemon.http.page.view import CacheView, LastHour
 from pagetier.daemon.status.disk_report import BudgetReport, DeviceReport, DiskReport, Standing
 from pagetier.daemon.status.fleet_status import FleetStatus
 from pagetier.shm.units import counted, format_size
@@ -26,7 +27,7 @@ def disk(view: CacheView) -> Html:
         "state": _state(report.standing.value, report.trouble),
         "files": f"{format_size(report.file_bytes)} of {format_size(report.cap)} in {report.folder}",
         "file system": f"{format_size(report.disk_free)} of {format_size(report.disk_total)} free",
-        "written": f"{format_size(report.device_bytes)} by this daemon{_wear(report, view.hour.written_per_day)}",
+        "written": f"{format_size(report.device_bytes)} by this daemon{_wear(report, view.hour)}",
         "damaged": f"{counted(work.damaged, 'page')} failed the checksum" if work.damaged else "",
         "lost": lost,
         "failed": failed,
@@ -41,12 +42,14 @@ def _state(standing: str, trouble: str) -> Html:
     return element("span", f"{standing}: {trouble}" if trouble else standing, class_="" if is_well else "bad")
 
 
-def _wear(report: DiskReport, per_day: float | None) -> str:
-    """Returns what a day wears the disk by, at the rate of the last hour; "" in the first minute."""
-    if per_day is None or not report.cap:
+def _wear(report: DiskReport, hour: LastHour) -> str:
+    """Returns what a day wears the disk by, at the rate of the last hour or since the start; "" in the first minute."""
+    if hour.written_per_day is None or not report.cap:
         return ""
-    times = f"{per_day / report.cap:,.1f} times its size"
-    return f"; at the rate of the last hour {format_size(round(per_day))} a day, {times}"
+    minutes = len(hour.minutes) - 1  # the last one is not over
+    span = "of the last hour" if len(hour.minutes) >= MINUTES else f"since the start ({counted(minutes, 'minute')})"
+    times = f"{hour.written_per_day / report.cap:,.1f} times its size"
+    return f"; at the rate {span} {format_size(round(hour.written_per_day))} a day, {times}"
 
 
 def _budget(budget: BudgetReport | None) -> Iterator[Html]:

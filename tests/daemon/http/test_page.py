@@ -20,9 +20,11 @@ from lookup_advice import advice_after, serve
 from page_document import Document, parsed
 from pagetier.client import Namespace
 from pagetier.daemon.http.notable_events import MOST, NotableEvent
+from pagetier.daemon.http.page.disk_and_fleet import _wear
 from pagetier.daemon.http.page.document import page
 from pagetier.daemon.http.page.token_history import MINUTES, Totals
 from pagetier.daemon.http.page.view import MOST_NAMESPACES, CacheView, LastHour, read_cache
+from pagetier.daemon.status.disk_report import DiskReport
 from pagetier.shm._core import NamespaceRecord, Observer
 from pagetier.shm.segment_files import observe_and_close
 from running_daemon import RunningDaemon, namespace
@@ -127,6 +129,15 @@ def test_the_last_hour_begins_with_the_process(tmp_path: Path) -> None:
         serve(client, keys)
         words = parsed(request(place, "GET", "/")).words
     assert "memory 50.0%, 64 tokens" in words and "not found 50.0%, 64 tokens" in words
+
+
+@pytest.mark.parametrize(
+    ("minutes", "span"),
+    [(2, "since the start (1 minute)"), (13, "since the start (12 minutes)"), (MINUTES, "of the last hour")],
+)
+def test_a_rate_says_how_long_it_was_counted(minutes: int, span: str) -> None:
+    hour = LastHour(began=0.0, minutes=[Totals()] * minutes, total=Totals(), written_per_day=3e9)
+    assert _wear(DiskReport(cap=10**9), hour) == f"; at the rate {span} 2.8 GiB a day, 3.0 times its size"
 
 
 def test_a_warning_of_the_log_is_shown_with_what_to_do(tmp_path: Path) -> None:
