@@ -18,6 +18,7 @@ from gguf import GGUFWriter
 VOCABULARY: Final = 512
 WINDOW: Final = 64
 _WIDTH, _INNER, _HEADS, _KV_HEADS, _HEAD = 128, 256, 4, 2, 32
+_NET_KEYS, _NET_VALUES, _EXPERT = 2, 4, 64  # heads of a delta net, and the width of an expert
 _STATE_INNER, _STATE, _CONVOLUTION, _STEP_RANK = 256, 16, 4, 16
 
 _Weights = npt.NDArray[np.float32]
@@ -65,6 +66,34 @@ class _Random:
         weights[f"{block}.ssm_a"] = -np.tile(np.arange(1, _STATE + 1, dtype=np.float32), (_STATE_INNER, 1))
         weights[f"{block}.ssm_d"] = _ones(_STATE_INNER)
         return weights | {f"{block}.ssm_{name}_norm.weight": _ones(size) for name, size in normed.items()}
+
+    def gated_attention(self, block: str) -> dict[str, _Weights]:
+        """Returns the weights of a layer of attention with a gate, which is computed with the queries."""
+        queries = {f"{block}.attn_q.weight": self.matrix(2 * _HEADS * _HEAD, _WIDTH)}
+        return self.attention(block, ("q", "k")) | queries
+
+    def delta_net(self, block: str) -> dict[str, _Weights]:
+        """Returns the weights of a layer with a gated delta net."""
+        keys, values = _NET_KEYS * _HEAD, _NET_VALUES * _HEAD
+        sizes = {
+            "attn_qkv": (2 * keys + values, _WIDTH),
+            "attn_gate": (values, _WIDTH),
+            "ssm_conv1d": (2 * keys + values, _CONVOLUTION),
+            "ssm_ba": (2 * _NET_VALUES, _WIDTH),
+            "ssm_out": (_WIDTH, values),
+        }
+        weights = {f"{block}.{name}.weight": self.matrix(*size) for name, size in sizes.items()}
+        weights[f"{block}.ssm_norm.weight"] = _ones(_HEAD)
+        return weights | {f"{block}.ssm_dt.bias": _ones(_NET_VALUES), f"{block}.ssm_a": -_ones(_NET_VALUES)}
+
+    def experts(self, block: str) -> dict[str, _Weights]:
+        """Returns the weights of the norms and of the experts of a layer, of which one is shared."""
+        weights = {f"{block}.{name}_norm.weight": _ones(_WIDTH) for name in ("attn", "post_attention")}
+        for name, size in {"gate": (_EXPERT, _WIDTH), "up": (_EXPERT, _WIDTH), "down": (_WIDTH, _EXPERT)}.items():
+            weights[f"{block}.ffn_{name}_exps.weight"] = np.stack([self.matrix(*size) for _ in range(2)])
+            weights[f"{block}.ffn_{name}_shexp.weight"] = self.matrix(*size)
+        weights[f"{block}.ffn_gate_inp.weight"] = self.matrix(2, _WIDTH)
+        return weights | {f"{block}.ffn_gate_inp_shexp.weight": self.matrix(1, _WIDTH)[0]}
 
 
 def write_llama(path: Path, seed: int = 1) -> Path:
@@ -125,6 +154,32 @@ def write_jamba(path: Path, seed: int = 1) -> Path:
     return path
 
 
+def write_qwen3next(path: Path, seed: int = 1) -> Path:
+    """Writes a model with three layers of gated delta nets, one of attention, and experts, and returns its path."""
+    random = _Random(seed)
+
+    def layer(block: str, number: int) -> dict[str, _Weights]:
+        mixed = random.gated_attention(block) if number % 4 == 3 else random.delta_net(block)
+        return mixed | random.experts(block)
+
+    with _writer(path, "qwen3next", 4, _KV_HEADS) as writer:
+        writer.add_key_length(_HEAD)
+        writer.add_value_length(_HEAD)
+        writer.add_rope_dimension_count(_HEAD)
+        writer.add_ssm_conv_kernel(_CONVOLUTION)
+        writer.add_ssm_inner_size(_NET_VALUES * _HEAD)
+        writer.add_ssm_state_size(_HEAD)
+        writer.add_ssm_time_step_rank(_NET_VALUES)
+        writer.add_ssm_group_count(_NET_KEYS)
+        writer.add_expert_count(2)
+        writer.add_expert_used_count(1)
+        writer.add_expert_feed_forward_length(_EXPERT)
+        writer.add_expert_shared_feed_forward_length(_EXPERT)
+        _add(writer, random, layer, 4)
+        writer.add_tensor("output_norm.weight", _ones(_WIDTH))
+    return path
+
+
 def write_mamba(path: Path, seed: int = 1) -> Path:
     """Writes a model whose layers have a state space and nothing else, and returns its path."""
     random = _Random(seed)
@@ -144,6 +199,7 @@ WRITERS: Final[dict[str, Callable[[Path, int], Path]]] = {
     "gemma3": write_gemma3,
     "lfm2": write_lfm2,
     "jamba": write_jamba,
+    "qwen3next": write_qwen3next,
     "mamba": write_mamba,
 }
 """What writes a model of each architecture."""
