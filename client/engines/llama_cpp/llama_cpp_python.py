@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import re
-import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from pagetier.client.client import Client
+from pagetier.client.engines.llama_cpp.hosts import package_library
 from pagetier.client.engines.llama_cpp.prompt_cache import PromptCache
 from pagetier.client.engines.unsupported import UnsupportedError
-
-_SHARD: Final = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
 
 
 def enable(
@@ -49,16 +45,9 @@ def enable(
     """
     if getattr(llama, "_logits_all", False):
         raise UnsupportedError("loaded tokens have no logits: make the Llama without logits_all")
-    lib = library if library is not None else sys.modules["llama_cpp.llama_cpp"]._lib
+    lib = library if library is not None else package_library()
     _make_room(llama, lib)
-    cache = PromptCache(
-        _pointer(llama._ctx),
-        library=lib,
-        model_files=shards_of(Path(llama.model_path)),
-        client=client,
-        page_tokens=page_tokens,
-        salt=salt,
-    )
+    cache = PromptCache(llama, library=lib, client=client, page_tokens=page_tokens, salt=salt)
     llama.eval = CachedEval(llama, cache)
     return cache
 
@@ -105,15 +94,6 @@ class CachedEval:
             self._compute(prompt[batch.start : batch.stop].tolist())
 
 
-def shards_of(path: Path) -> list[Path]:
-    """Returns the files of a model, of which this is one: `name-00001-of-00003.gguf` has two others."""
-    match = _SHARD.fullmatch(path.name)
-    if match is None:
-        return [path]
-    name, count = match.groups()
-    return [path.with_name(f"{name}-{number:05}-of-{count}.gguf") for number in range(1, int(count) + 1)]
-
-
 def _make_room(llama: Any, lib: ctypes.CDLL) -> None:
     """Replaces the context by one with a sequence for pagetier, and with the same settings otherwise."""
     params = llama.context_params
@@ -123,17 +103,13 @@ def _make_room(llama: Any, lib: ctypes.CDLL) -> None:
     former = llama._ctx
     llama._ctx = type(former)(model=llama._model, params=params, verbose=llama.verbose)
     if (adapter := getattr(llama, "_lora_adapter", None)) is not None:
-        _apply_lora(lib, _pointer(llama._ctx), adapter, llama.lora_scale)
+        _apply_lora(lib, llama._ctx.ctx, adapter, llama.lora_scale)
     llama.reset()
     former.close()
 
 
-def _apply_lora(lib: ctypes.CDLL, context: int, adapter: Any, scale: float) -> None:
+def _apply_lora(lib: ctypes.CDLL, context: Any, adapter: Any, scale: float) -> None:
     own = ctypes.CDLL(lib._name, handle=lib._handle)
     adapters, scales = (ctypes.c_void_p * 1)(adapter), (ctypes.c_float * 1)(scale)
-    if own.llama_set_adapters_lora(ctypes.c_void_p(context), adapters, ctypes.c_size_t(1), scales):
+    if own.llama_set_adapters_lora(ctypes.cast(context, ctypes.c_void_p), adapters, ctypes.c_size_t(1), scales):
         raise UnsupportedError("llama.cpp does not apply the LoRA adapter to the new context")
-
-
-def _pointer(context: Any) -> int:
-    return int(ctypes.cast(context.ctx, ctypes.c_void_p).value or 0)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from pagetier.client.client import Client
 from pagetier.client.engines.llama_cpp.context import LlamaContext
 from pagetier.client.engines.llama_cpp.groups import page_groups
+from pagetier.client.engines.llama_cpp.hosts import Library, context_of
 from pagetier.client.engines.llama_cpp.library import Libllama
 from pagetier.client.engines.llama_cpp.loads import PageLoads
 from pagetier.client.engines.llama_cpp.paged_state import PagedState
@@ -33,9 +33,10 @@ class PromptCache:
     llama.cpp's own saved states.
 
     Args:
-        context: The address of a llama_context.
-        library: The libllama that made it: a ctypes handle, or its path.
-        model_files: The GGUF files of the model, all shards.
+        llama: The address of a llama_context, or a Llama of llama-cpp-python (see enable()). The context has
+            `kv_unified = true`, and `n_seq_max` is one more than the host uses.
+        library: The libllama that made it: a ctypes handle, or its path. A Llama needs none.
+        model_files: The GGUF files of the model, all shards. A Llama needs none.
         client: The client; by default one that close() closes.
         page_tokens: The number of tokens in a page; by default `n_ubatch`, of which it should be a multiple.
         salt: A text that separates tenants.
@@ -46,24 +47,26 @@ class PromptCache:
 
     Raises:
         UnsupportedError: The context or the model cannot be cached. The message says what to set.
+        TypeError: The address of a context was given without its library or its files.
         OSError: A model file cannot be read.
     """
 
     def __init__(
         self,
-        context: int,
+        llama: Any,
         *,
-        library: ctypes.CDLL | str | os.PathLike[str],
-        model_files: Sequence[str | os.PathLike[str]],
+        library: Library | None = None,
+        model_files: Sequence[str | os.PathLike[str]] = (),
         client: Client | None = None,
         page_tokens: int = 0,
         salt: str = "",
     ) -> None:
-        self._context = LlamaContext(Libllama(library), context)
+        host = context_of(llama, library, model_files)
+        self._context = LlamaContext(Libllama(host.library), host.pointer)
         self._state = PagedState(self._context, page_tokens or self._context.n_ubatch)
         self._own_client = client is None
         self.client = Client() if client is None else client
-        self._files, self._salt = tuple(model_files), salt
+        self._files, self._salt = host.model_files, salt
         self._sequences: dict[int, SequenceTokens] = {}
         self._loads, self._stores = PageLoads(self.client, self._state), PageStores(self.client, self._state)
         self.groups = page_groups(self._state, self._files, salt)

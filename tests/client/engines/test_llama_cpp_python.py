@@ -14,8 +14,8 @@ from llama_driver import Model
 from llama_host import prompt_of
 from llama_python import Llama
 from pagetier.client import Client
-from pagetier.client.engines.llama_cpp import enable
-from pagetier.client.engines.llama_cpp.llama_cpp_python import shards_of
+from pagetier.client.engines.llama_cpp import PromptCache, enable
+from pagetier.client.engines.llama_cpp.hosts import shards_of
 from pagetier.client.engines.unsupported import UnsupportedError
 from random_gguf import write_jamba, write_llama, write_lora
 
@@ -136,6 +136,27 @@ def test_a_llama_with_all_logits_is_rejected(model: Model, client: Client) -> No
         llama._logits_all = True
         with pytest.raises(UnsupportedError, match="without logits_all"):
             enable(llama, client=client, library=model.lib)
+
+
+def test_a_prompt_cache_takes_a_llama_whose_context_has_room(model: Model, client: Client) -> None:
+    """It knows the model's file, and its own calls stay as they are."""
+    prompt = prompt_of(2 * PAGE + 1, seed=408)
+    with closing(Llama(model)) as llama:
+        with pytest.raises(UnsupportedError, match="set n_seq_max"):
+            PromptCache(llama, library=model.lib, client=client)
+        with enable(llama, client=client, library=model.lib):
+            llama.eval(prompt.tolist())
+        cache = PromptCache(llama, library=model.lib, client=client)
+        assert cache.load(prompt) == 2 * PAGE
+
+
+def test_what_only_the_host_knows_has_to_be_given(model: Model) -> None:
+    with closing(Llama(model)) as llama:
+        for given in ({}, {"library": model.lib}, {"model_files": [model.path]}):
+            with pytest.raises(TypeError, match="needs library and model_files"):
+                PromptCache(llama._ctx.ctx, **given)
+        with pytest.raises(TypeError, match="llama-cpp-python is not imported"):
+            enable(llama)
 
 
 def test_the_shards_of_a_model() -> None:
