@@ -22,6 +22,13 @@ def integer_of(what: str, value: object) -> int:
     raise TypeError(f"{what} must be an integer, not {_shown(value)}")
 
 
+def natural_of(what: str, value: object) -> int:
+    """Returns an integer from 0 on, of any integer type. Raises TypeError as integer_of(), ValueError if negative."""
+    if (number := integer_of(what, value)) < 0:
+        raise ValueError(f"{what} must be 0 or more, not {number}")
+    return number
+
+
 def count_of(what: str, value: object) -> int:
     """Returns an integer of any integer type. Raises ValueError unless it is an integer from 1 to 2**31-1."""
     try:

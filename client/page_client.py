@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from pagetier.client.arguments import integer_of, seconds_left
+from pagetier.client.arguments import natural_of, seconds_left
 from pagetier.client.attachment import Attachment, display_name
 from pagetier.client.destinations import destination_of, unpinned_prefix_of
 from pagetier.client.fleet_lookup import FleetPages, Location, pages_in_fleet, request_location
@@ -30,7 +30,7 @@ from pagetier.client.misuse import (
     seconds_to_wait,
     why_nothing_loaded,
 )
-from pagetier.client.paged_blocks import WHOLE, Blocks, Part, require_named
+from pagetier.client.paged_blocks import WHOLE, Blocks, Part, require_named, required_part
 from pagetier.client.pending_reservation import PageSizes, PendingReservation, packed_sizes, reservation_request
 from pagetier.client.prefetch import Prefetch, prefetch_request, prefetch_rest
 from pagetier.client.reconnect import LinkEvent, log_event
@@ -70,7 +70,7 @@ class PageClient:
         # A Path keeps its type, since the owner of a DefaultSocket is validated at each attempt to connect.
         self._socket = socket if socket is None or isinstance(socket, Path) else Path(socket)
         self._name, self._on_link = display_name(name), on_link
-        self.threads = max(0, integer_of("threads", threads)) or min(_COPY_THREADS, len(os.sched_getaffinity(0)))
+        self.threads = natural_of("threads", threads) or min(_COPY_THREADS, len(os.sched_getaffinity(0)))
         self._closed = False
         self.misuse = MisuseLog()
         self._attachments: dict[int, Attachment] = {}
@@ -364,7 +364,7 @@ class PageClient:
             return self._store_blocks(keys, pages, timeout, hint)
         memory = pages_of(pages, len(keys), Access.READ)
         # Reserve, copy, publish, report: see Reservation. The with block abandons what an exception leaves unpublished.
-        with self.reserve(keys, memory.sizes * part.count, part, timeout, hint) as reservation:
+        with self.reserve(keys, memory.sizes * required_part(part).count, part, timeout, hint) as reservation:
             point("client.reserved")
             reservation.write_all(memory, self.threads)
             point("client.written")

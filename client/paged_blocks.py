@@ -43,6 +43,13 @@ class Part(msgspec.Struct, frozen=True):
 WHOLE: Final = Part()
 
 
+def required_part(part: object) -> Part:
+    """Returns the part. Raises TypeError unless it is one."""
+    if isinstance(part, Part):
+        return part
+    raise TypeError(f"part must be a Part(index, count), not {type(part).__name__}")
+
+
 class Blocks(msgspec.Struct, frozen=True, eq=False, dict=True):
     """Pages in the blocks of one rank's cache, in host memory.
 

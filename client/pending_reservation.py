@@ -12,7 +12,7 @@ from pagetier.client.attachment import Attachment
 from pagetier.client.fleet_lookup import space_of
 from pagetier.client.hints import NO_HINT, Hint, require_hint
 from pagetier.client.keys import Keys
-from pagetier.client.paged_blocks import Part
+from pagetier.client.paged_blocks import Part, required_part
 from pagetier.client.pending_request import PendingRequest
 from pagetier.client.reservation import Reservation
 from pagetier.shm.protocol import Answer, Reserve, Reserved
@@ -109,7 +109,7 @@ def reservation_request(
         require_hint(hint)
     packed = packed_sizes(sizes, len(keys))
     space = space_of(keys)
-    linked, reservation = attachment.linked, Reservation(part)
+    linked, reservation = attachment.linked, Reservation(required_part(part))
 
     def request(number: int) -> Reserve:
         return Reserve(

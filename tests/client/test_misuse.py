@@ -137,10 +137,18 @@ def test_other_calls_say_what_they_take(client: Client, keys: Keys) -> None:
         (lambda: Hint.over("1h"), "must be a number of seconds, not '1h'"),  # type: ignore[arg-type]
         (lambda: Client(name=5), "name of a client must be str, not int"),  # type: ignore[arg-type]
         (lambda: Client(threads="2"), "threads must be an integer, not '2'"),  # type: ignore[arg-type]
+        (lambda: client.reserve(keys, 1, (0, 2)), "part must be a Part"),  # type: ignore[arg-type]
+        (lambda: client.reserve_async(keys, 1, (0, 2)), "part must be a Part"),  # type: ignore[arg-type]
+        (lambda: client.store(keys, [b"x"] * len(keys), (0, 2)), "part must be a Part"),  # type: ignore[arg-type]
     ]
     for call, message in calls:
         with pytest.raises(TypeError, match=message):
             call()
+
+
+def test_a_negative_number_of_threads_is_refused() -> None:
+    with pytest.raises(ValueError, match="threads must be 0 or more, not -1"):
+        Client(threads=-1)
 
 
 @pytest.mark.parametrize("wrong", [[1, 2, 3], None, np.arange(3)])
