@@ -109,7 +109,7 @@ class Client(PageClient):
             model: The model.
             page_tokens: The number of tokens in a page, a multiple of the engine's block size. Pages are found and
                 stored as a whole: 256 is good for most engines.
-            layout: How the tensors are laid out: one of LAYOUT_NAMES, see kernels/layout/named_layouts.py.
+            layout: How the tensors are laid out: a name of the table in docs/api.md.
             num_kv_heads: KV heads of the whole model; needed with several tensor-parallel ranks, except for "mla".
             groups: The cache of each layer group of a hybrid model, instead of the arguments above other than `model`.
                 Engines that share pages pass them in the same order.
