@@ -47,6 +47,7 @@ log = logging.getLogger("pagetierd.fleet")
 WORKER_SOCKET: Final = "remote.sock"
 _REPORT_EVERY_S: Final = 1.0
 _SILENT_S: Final = 5.0
+_TURN_S: Final = 1.0  # at most between two turns, unless the daemon was stopped or got no core
 _OPENING_S: Final = 30.0
 _STOP_S: Final = 0.5
 _PATIENCE: Final = 10  # times remote.timeout, and once for each page: then a command is never answered
@@ -83,7 +84,7 @@ class FleetTier:
         self.writes.rate = options.rate
         self._supervisor = Supervisor(segments, options.fleet, self, loop, self._source(socket))
         self._is_open = False
-        self._heard_at = self._asked_at = 0.0
+        self._heard_at = self._asked_at = self._turn_at = 0.0
         self._rate = ReadRate()
         self.report = FleetStatus(url=options.url)
         self._owner.set_fleet_breaker(1)
@@ -148,6 +149,8 @@ class FleetTier:
         if not self.configured:
             return
         now = self._loop.time()
+        paused_s, self._turn_at = max(0.0, now - self._turn_at - _TURN_S), now
+        self._heard_at = min(now, self._heard_at + paused_s)  # while the daemon does not run, it asks nothing
         self.writes.take_due()
         if self._is_open:
             self._tidy_open(now)

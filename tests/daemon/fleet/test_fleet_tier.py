@@ -66,6 +66,20 @@ async def test_a_worker_that_answers_stays_and_a_silent_one_is_replaced(
     assert fleet.replaced == ["did not answer and was killed"]
 
 
+async def test_a_worker_is_not_silent_while_the_daemon_does_not_run(
+    segments: Segments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Fleet(segments, monkeypatch)
+    fleet.tier.hear(FleetOpened(STATE))
+    await fleet.lives(3.0)
+    await loop_clock.pause(10 * _SILENT_S)  # stopped, or without a core
+    await fleet.lives(3.0)
+    assert not fleet.replaced
+    fleet.answers = False
+    await fleet.lives(_SILENT_S + 0.1)
+    assert fleet.replaced == ["did not answer and was killed"]
+
+
 async def test_a_worker_has_time_to_open_its_fleet(segments: Segments, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet(segments, monkeypatch)
     fleet.answers = False
