@@ -134,7 +134,7 @@ class DiskTier:
         if not self.configured:
             return
         ends = self._loop.time() + timeout
-        await self._save_all(ends)
+        await self._save_all(timeout, ends)
         point("disk.saved")
         is_open, left = self.is_open, ends - self._loop.time()
         over = "" if left > 0 else f"disk.stop_timeout = {spell_duration(timeout)} is over"
@@ -156,11 +156,11 @@ class DiskTier:
         if device is not None and (lookups := self._owner.save_lookups()):
             device.send(SaveLookups(lookups))
 
-    async def _save_all(self, ends: float) -> None:
+    async def _save_all(self, timeout: float, ends: float) -> None:
         if self._report.standing is Standing.NONE and self._owner.header().pages:
             self.start()  # the stop came before the start
         polls, last_try = 0, self._restarts + _MORE_WORKERS
-        with StopProgress(self._publisher, ends - self._loop.time()) as progress:
+        with StopProgress(self._publisher, timeout) as progress:
             while self._expected() and self._restarts <= last_try and self._loop.time() < ends:
                 is_open = self.is_open
                 if is_open and progress.show(self.save(polls)).synced:

@@ -154,5 +154,5 @@ def test_a_daemon_without_stderr_serves_with_its_worker(without: str) -> None:
             daemon.store_through(engine, range(8))
             assert engine.places(range(8)) == {"memory": 8}
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait() == 0
         assert daemon.leftovers() == []

@@ -29,6 +29,8 @@ _OTHERS = namespace(salt="others")
 class DiskDaemon(RunningDaemon):
     """A daemon with a disk tier in a folder of its own, and an arena of `frames` frames, one per page.
 
+    A stop writes all pages, however long the workers, which have idle priority, wait for a core.
+
     The end of the block asserts that its disk workers have ended.
     """
 
@@ -40,7 +42,8 @@ class DiskDaemon(RunningDaemon):
         before: Sequence[str] = (),
         disk: Path | None = None,
     ) -> None:
-        super().__init__(str(frames * FRAME), str(FRAME), "--set", "disk.environments=2", *more, before=before)
+        more = ("--set=disk.environments=2", "--set=disk.stop_timeout=1h", *more)
+        super().__init__(str(frames * FRAME), str(FRAME), *more, before=before)
         self.disk = disk or Path(self.folder.name) / "disk"
         self.frames = frames
         self._size = size

@@ -70,7 +70,7 @@ def test_an_upgrade_to_another_format_is_rejected_and_loses_no_page(daemon: Runn
         assert store(client, prompt(0)).stored == 8
         daemon.kill()
         ours = write_format(daemon, OTHER_FORMAT)
-        assert daemon.launch().wait(START_S) == Exit.UNFIT
+        assert daemon.launch().wait() == Exit.UNFIT
         assert found(client, prompt(0)) == 8, "attached engines continue"
         assert store(client, prompt(1), timeout=0.1).refused == 8
         write_format(daemon, ours)

@@ -84,7 +84,7 @@ def test_wait_says_why_engines_cannot_attach(tmp_path: Path) -> None:
 
 
 def test_a_stop_shows_what_is_left_to_write() -> None:
-    with DiskDaemon(64, "64MiB", "--set", "disk.stop_timeout=20s") as daemon:
+    with DiskDaemon(64) as daemon:
         worker = daemon.kill_worker(signal.SIGSTOP)  # before the first page is stored, as it may be written at once
         with daemon.client() as client:
             client.store(namespace().keys(range(16 * 40)), [bytes(FRAME - 64)] * 40)
@@ -95,7 +95,7 @@ def test_a_stop_shows_what_is_left_to_write() -> None:
         os.kill(worker, signal.SIGCONT)
         daemon.wait()
         lines = daemon.log.read_text()
-    assert "stopping: 40 pages (2.5 MiB) to write, at most 20s" in lines
+    assert "stopping: 40 pages (2.5 MiB) to write, at most 1h" in lines
     assert "event=progress" in lines and 'what="unwritten pages"' in lines
 
 

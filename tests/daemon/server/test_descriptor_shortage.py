@@ -35,7 +35,7 @@ def test_an_adopting_daemon_that_cannot_watch_all_processes_reclaims_nothing() -
         most = len(list(Path(f"/proc/{daemon.pid}/fd").iterdir())) - connections - MISSING
         daemon.kill()
         daemon._before = ["prlimit", f"--nofile={most}"]
-        assert daemon.launch().wait(START_S) == Exit.REFUSED, daemon.log.read_text()
+        assert daemon.launch().wait() == Exit.REFUSED, daemon.log.read_text()
         line = daemon.log.read_text().splitlines()[-1]
         assert "cannot watch the process of slot" in line and ": Too many open files: see LimitNOFILE" in line
         daemon._before = []
