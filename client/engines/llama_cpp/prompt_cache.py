@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from pagetier.client.engines.llama_cpp.paged_state import PagedState
 from pagetier.client.engines.llama_cpp.sequence_tokens import SequenceTokens
 from pagetier.client.engines.llama_cpp.stores import PageStores
 from pagetier.client.hash_inputs import Tokens
+
+_ATTACH_S: Final = 0.2  # a program that starts and asks at once finds what is cached
 
 
 class PromptCache:
@@ -70,6 +72,7 @@ class PromptCache:
         self._sequences: dict[int, SequenceTokens] = {}
         self._loads, self._stores = PageLoads(self.client, self._state), PageStores(self.client, self._state)
         self.groups = page_groups(self._state, self._files, salt)
+        self.client.wait_attached(_ATTACH_S)
 
     @property
     def page_tokens(self) -> int:
