@@ -17,8 +17,9 @@ from pagetier.client import Client, Keys
 from pagetier.daemon.common import loop_clock
 from pagetier.daemon.config.schema import IndexOptions
 from pagetier.daemon.index.idle_namespaces import IdleNamespaces
-from pagetier.shm._core import IndexHeader
+from pagetier.shm._core import IdleResult, IdleStep, IndexHeader
 from running_daemon import RunningDaemon, namespace
+from virtual_time_loop import OwnTimeLoop
 
 TABLE = 8
 IDLE = ("--set", f"index.namespaces={TABLE}", "--set", "index.namespace_idle=2s")
@@ -162,3 +163,26 @@ async def test_the_table_is_checked_once_a_second_and_at_once_after_a_rejection(
             namespaces.reject()
         await loop_clock.pause(0.06)
     assert table.checks == pytest.approx([0.0, 1.02, 1.86, 2.88])
+
+
+class LargeNamespace(Table):
+    """A fake owner with an idle namespace whose pages take a hundred steps of 1.5 ms to drop."""
+
+    def __init__(self, time: OwnTimeLoop) -> None:
+        super().__init__()
+        self._time = time
+        self.steps = 0
+
+    def drop_idle(self, idle_ns: int, budget: int) -> IdleStep:
+        self.steps += 1
+        self._time.passes(0.0015)
+        return IdleStep(IdleResult.MORE if self.steps < 100 else IdleResult.NOTHING, 0, None)
+
+
+async def test_a_large_namespace_is_dropped_in_slices_between_which_other_requests_are_handled(
+    virtual_time: OwnTimeLoop,
+) -> None:
+    table = LargeNamespace(virtual_time)
+    namespaces = IdleNamespaces(table, IndexOptions(), table)  # type: ignore[arg-type]
+    assert not namespaces.make_room()
+    assert table.steps == 2, "a slice has two milliseconds, and ends with the step after which they are over"
