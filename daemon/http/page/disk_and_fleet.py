@@ -84,11 +84,12 @@ def fleet(view: CacheView) -> Html:
     if status.standing == "none":
         return section("Fleet", element("p", "No fleet is configured."))
     asked = status.found + status.absent + status.late + status.errors
+    answers = f"{status.found:,} found, {status.late:,} late, {status.errors:,} failed"
     known: dict[str, str | Html] = {
         "store": status.url,
         "state": _state(status.standing, status.trouble),
         "breaker": _breaker(status),
-        "questions": f"{asked:,}: {status.found:,} found, {status.late:,} late, {status.errors:,} failed",
+        "questions": f"{asked:,}: {answers}" if asked else "none so far: the connectors of engines ask",
         "moved": f"{format_size(status.read_bytes)} read, {format_size(status.written_bytes)} written",
         "queue": f"{format_size(status.queued_bytes)} wait to be written" if status.queued_bytes else "",
         "written again": f"{counted(status.waiting, 'page')}: {status.write_trouble}" if status.waiting else "",
