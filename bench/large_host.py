@@ -17,7 +17,7 @@ import numpy as np
 
 from measure import Result, main, time_of
 from pagetier.daemon.host.huge_pages import huge_page_report
-from pagetier.shm._core import KEY_BYTES, Session
+from pagetier.shm._core import KEY_BYTES, Session, answer_columns, page_requests
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import BUILD
 from pagetier.shm.segments import SegmentRequest, Segments, take
@@ -53,7 +53,8 @@ def fill(segments: Segments) -> None:
     sizes = FRAME.to_bytes(8, "little") * BATCH
     rng = np.random.default_rng(1)
     for _ in range(int(ENTRIES * FILLED) // BATCH):
-        granted = owner.reserve(slot, space, 0, 1, HOUR_NS, rng.bytes(KEY_BYTES * BATCH), sizes)
+        pages = page_requests(rng.bytes(KEY_BYTES * BATCH), sizes)
+        granted = answer_columns(owner.reserve(slot, space, 0, 1, HOUR_NS, pages).pages)
         session.publish(granted.entries, granted.serials, 0)
         owner.settle()
     assert session.retire()

@@ -15,6 +15,7 @@ from pagetier.client.keys import Keys
 from pagetier.client.paged_blocks import Part, required_part
 from pagetier.client.pending_request import PendingRequest
 from pagetier.client.reservation import Reservation
+from pagetier.shm._core import page_requests
 from pagetier.shm.protocol import Answer, Reserve, Reserved
 
 PageSizes: TypeAlias = "int | Sequence[int] | npt.NDArray[np.uint64]"
@@ -107,14 +108,12 @@ def reservation_request(
     """
     if hint is not NO_HINT:
         require_hint(hint)
-    packed = packed_sizes(sizes, len(keys))
+    pages = page_requests(keys.data, packed_sizes(sizes, len(keys)))
     space = space_of(keys)
     linked, reservation = attachment.linked, Reservation(required_part(part))
 
     def request(number: int) -> Reserve:
-        return Reserve(
-            number, space, part.index, part.count, keys.data, packed, part.division, keys.prompts, hint.kind, hint.ttl
-        )
+        return Reserve(number, space, part.index, part.count, pages, part.division, keys.prompts, hint.kind, hint.ttl)
 
     def accept(answer: Answer) -> Reservation | None:
         return reservation.grant(linked, answer) if linked and isinstance(answer, Reserved) else None

@@ -15,7 +15,7 @@ from pagetier.client.paged_blocks import Blocks, Part
 from pagetier.client.store_result import CODES, Outcome, StoreResult
 from pagetier.kernels.host.buffers import Access, HostBuffer, HostPages, pages_of
 from pagetier.kernels.layout.transfer import Transfer
-from pagetier.shm._core import ReserveOutcome, Session
+from pagetier.shm._core import ReservedPages, ReserveOutcome, Session, answer_columns
 from pagetier.shm.cached import CachedProperty
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Reserved
@@ -23,7 +23,6 @@ from pagetier.shm.protocol import Reserved
 _T = TypeVar("_T", bound=np.generic)
 _Entries = npt.NDArray[np.uint32]
 _Serials = npt.NDArray[np.uint64]
-_NOTHING: Final = Reserved(0, b"", b"", b"")
 _GRANTED: Final = int(ReserveOutcome.GRANTED)
 _FIRST_PAGES: Final = np.arange(256)
 _FIRST_PAGES.flags.writeable = False
@@ -69,7 +68,7 @@ class Reservation:
         """Makes an empty reservation of this part of each page, for grant()."""
         self.granted = self.open = _FIRST_PAGES[:0]
         self.session: Session | None = None
-        self._answer = _NOTHING
+        self._pages = ReservedPages(b"", b"", b"")
         self._granted_serials: set[int] = set()
         self._part = part
         self._codes = bytearray()
@@ -84,14 +83,15 @@ class Reservation:
         Returns:
             The reservation.
         """
-        granted, codes = _granted_pages(answer.outcomes), bytearray(answer.outcomes.translate(CODES))
+        pages = answer_columns(answer.pages)
+        granted, codes = _granted_pages(pages.outcomes), bytearray(pages.outcomes.translate(CODES))
         # A greeting names these serials from now on: a daemon that this process attaches to next keeps the frames too.
         serials = linked.granted.setdefault(self._part.index, set())
-        if len(granted) == len(answer.outcomes):  # arrays would take longer
-            serials.update(memoryview(answer.serials).cast("Q"))
+        if len(granted) == len(pages.outcomes):  # arrays would take longer
+            serials.update(memoryview(pages.serials).cast("Q"))
         else:
-            serials.update(_at(np.frombuffer(answer.serials, np.uint64), granted).tolist())
-        self._answer, self._granted_serials, self._codes, self._reason = answer, serials, codes, answer.reason
+            serials.update(_at(np.frombuffer(pages.serials, np.uint64), granted).tolist())
+        self._pages, self._granted_serials, self._codes, self._reason = pages, serials, codes, answer.reason
         self.granted = self.open = granted
         self.session = linked.session
         if granted.size:
@@ -169,11 +169,11 @@ class Reservation:
     @CachedProperty
     def entries(self) -> npt.NDArray[np.uint32]:
         """u32, the entry of each page, for code that copies on its own."""
-        return np.frombuffer(self._answer.entries, dtype=np.uint32)
+        return np.frombuffer(self._pages.entries, dtype=np.uint32)
 
     @CachedProperty
     def _serials(self) -> npt.NDArray[np.uint64]:
-        return np.frombuffer(self._answer.serials, dtype=np.uint64)
+        return np.frombuffer(self._pages.serials, dtype=np.uint64)
 
     @property
     def result(self) -> StoreResult:

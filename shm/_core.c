@@ -2,6 +2,8 @@
 #include "binding/key_hashes.h"
 #include "binding/layouts.h"
 #include "binding/owner_type.h"
+#include "binding/page_rows.h"
+#include "binding/reserve_frames.h"
 #include "binding/session_publish.h"
 #include "binding/slot_checks.h"
 
@@ -23,6 +25,12 @@ static PyObject *plan(PyObject *module, PyObject *args)
 static PyMethodDef functions[] = {
     {"plan", plan, METH_VARARGS, NULL},
     {"keys_of_hashes", keys_of_hashes, METH_VARARGS, NULL},
+    {"page_requests", page_requests, METH_VARARGS, NULL},
+    {"answer_columns", answer_columns, METH_O, NULL},
+    {"pack_reserve", pack_reserve, METH_VARARGS, NULL},
+    {"read_reserve", read_reserve, METH_O, NULL},
+    {"pack_reserved", pack_reserved, METH_VARARGS, NULL},
+    {"read_reserved", read_reserved, METH_O, NULL},
     {"miss", pins_miss, METH_VARARGS, NULL},
     {"gather", strided_gather, METH_VARARGS, NULL},
     {"scatter", strided_scatter, METH_VARARGS, NULL},

@@ -24,6 +24,7 @@ STATUS_BYTES: int  # the longest status of a daemon
 LEAST_FRAME_BYTES: int
 DISK_DEVICES: int  # of the disk tier, at most
 TENANTS: int  # at most, with the one that has no quota
+FRAME: int  # the first byte of a message that is not in msgpack
 HISTORY_BYTES: int  # of what is known of the uses of a page on disk
 LOCKS_OFFSET: int  # of the first lock word in its segment
 NO_ENTRY: int  # in place of an entry's number: the page was not granted
@@ -39,13 +40,6 @@ class ReserveOutcome(IntEnum):
     ABSENT = ...
     LEFT_OUT = ...
     GRANTED_TO_FLEET = ...
-
-class PromptKind(IntEnum):
-    """How the pages of a store depend on each other: not known, each on those before it, or not at all."""
-
-    UNKNOWN = ...
-    KNOWN = ...
-    NONE = ...
 
 class EventsResult(IntEnum):
     """What read_events() found.
@@ -242,6 +236,24 @@ class ReservedPages(NamedTuple):
     serials: bytes
 
 @final
+class ReservedBatch(NamedTuple):
+    """The answers to a reservation.
+
+    Attributes:
+        pages: Rows of PAGE_ANSWER_LAYOUT, one for each page.
+        granted: Pages that were granted.
+        granted_bytes: The bytes of those pages.
+        full: Pages that were refused because there is no room (REFUSED_FULL).
+        oversized: The first page that never fits (REFUSED_SIZE), -1 if there is none.
+    """
+
+    pages: bytes
+    granted: int
+    granted_bytes: int
+    full: int
+    oversized: int
+
+@final
 class SeenEvents(NamedTuple):
     """What came and left, in order: for each event the key, and one byte each for the other fields.
 
@@ -409,6 +421,8 @@ LOCK_LAYOUT: StructLayout  # pt_lock (core/common/layout.h)
 HISTORY_LAYOUT: StructLayout  # pt_history (core/common/layout.h), without its bit fields
 DISK_HISTORY_LAYOUT: StructLayout  # pt_disk_history (core/daemon/cadence/disk_history.h)
 LISTED_LAYOUT: StructLayout  # pt_listed (core/client/locate.h)
+PAGE_REQUEST_LAYOUT: StructLayout  # pt_page_request (core/daemon/requests.h)
+PAGE_ANSWER_LAYOUT: StructLayout  # pt_answer (core/daemon/requests.h)
 HEAD_LAYOUT: StructLayout  # the fields of pt_header that every format has (core/common/layout.h)
 
 class ShmError(Exception):
@@ -419,6 +433,43 @@ def plan(frame_bytes: int, frames: int, entries: int, spaces: int, /) -> Segment
 
 def keys_of_hashes(hashes: list[bytes] | tuple[bytes, ...], digest: bytes, /) -> bytes:
     """Returns each hash XOR the digest, end to end; all of them have KEY_BYTES. Raises TypeError and ValueError."""
+
+_Prompts = tuple[tuple[int, _Bytes, int], ...] | None
+
+def pack_reserve(
+    number: int,
+    digest: _Bytes,
+    name: str,
+    page_tokens: int,
+    group: int,
+    window: int,
+    part: int,
+    parts: int,
+    pages: Array,
+    division: int,
+    prompts: _Prompts,
+    hint: int,
+    hint_ttl_ns: int,
+    /,
+) -> _Bytes:
+    """Returns a request for a reservation as a message with its length; see core/daemon/reserve_message.h."""
+
+def read_reserve(
+    body: Array, /
+) -> tuple[int, _Bytes, str, int, int, int, int, int, _Bytes, int, _Prompts, int, int] | None:
+    """Returns what pack_reserve() was given; None if the body of a message is no request for a reservation."""
+
+def pack_reserved(number: int, pages: Array, reason: str, /) -> _Bytes:
+    """Returns the response to a reservation as a message with its length. A long reason is cut."""
+
+def read_reserved(body: Array, /) -> tuple[int, _Bytes, str] | None:
+    """Returns what pack_reserved() was given; None if the body of a message is no response to a reservation."""
+
+def answer_columns(pages: Array, /) -> ReservedPages:
+    """Returns the fields of rows of PAGE_ANSWER_LAYOUT, each as an array."""
+
+def page_requests(keys: Array, sizes: Array, /) -> _Bytes:
+    """Returns rows of PAGE_REQUEST_LAYOUT, of pages with these keys (KEY_BYTES each) and sizes (u64 each)."""
 
 def miss(kind: type[_P], context: object, asked: int, /) -> _P:
     """Returns an empty match, for callers without a session."""
@@ -834,19 +885,15 @@ class Owner:
         part: int,
         parts: int,
         ttl_ns: int,
-        keys: Array,
-        sizes: Array,
+        pages: Array,
         division: int = 0,
-        kind: PromptKind = ...,
-        begins: Array = ...,
-        parents: Array = ...,
-        depths: Array = ...,
+        prompts: _Prompts = None,
         hint: int = 0,
         hint_ttl_ns: int = 0,
         refused: int = 0,
         /,
-    ) -> ReservedPages:
-        """Responds to a chain of keys, head first; see core/daemon/reserve.h.
+    ) -> ReservedBatch:
+        """Responds to a chain of pages, head first; see core/daemon/reserve.h.
 
         Args:
             slot: The slot of the writer.
@@ -854,16 +901,13 @@ class Owner:
             part: The writer's part of each page.
             parts: The number of parts of each page.
             ttl_ns: The reservations expire after this time.
-            keys: KEY_BYTES each.
-            sizes: u64, the bytes of each page.
+            pages: Rows of PAGE_REQUEST_LAYOUT.
             division: How a page is cut into its parts; all writers of a page must pass the same number.
-            kind: How the pages depend on each other. LEFT_OUT is answered only to KNOWN.
-            begins: u32, the first page of each prompt, ascending from 0; without them all pages are one prompt.
-            parents: KEY_BYTES each, the key of the page before each prompt; zeros if there is none, or it is not known.
-            depths: u32, the number of each prompt's first page in its prompt, counted from 1; 0: not known.
+            prompts: As Reserve.prompts: the prompts among the pages, ascending from page 0. Empty if each page is
+                useful on its own, None if that is not known. LEFT_OUT is answered only if there are prompts.
             hint: What is known of the session of the prompts; KEEP and UNKEEP count as NONE.
             hint_ttl_ns: The hint expires after this time, rounded up to a power of two seconds.
-            refused: So many pages at the end are refused: they have no answer, and count as missed.
+            refused: So many pages at the end are refused, and count as missed.
         """
     def serve_reserve(
         self, slot: int, ttl_ns: int, most_frames: int, nbytes: int, message: Array, /
@@ -873,15 +917,17 @@ class Owner:
         Args:
             slot: The slot of the writer.
             ttl_ns: The reservations expire after this time.
-            most_frames: The pages may have so many frames by the estimate of one partly used frame for each page.
+            most_frames: The pages may need so many frames.
             nbytes: The bytes of the message, at the beginning of `message`.
             message: The message with its length.
 
         Returns:
-            The message with the response; pages; pages that were granted; pages that were refused; bytes of all pages,
-            and of those that were granted. None, and nothing has changed, if the message is another one or invalid, or
-            the pages need more frames.
+            The message with the response; the frames of all pages; and as ReservedBatch has them, the pages that were
+            granted, their bytes, those that found no room, and the first one that never fits. None, and nothing has
+            changed, if the message is another one or invalid, has a hint, or the pages need more frames.
         """
+    def frames_for(self, pages: Array, /) -> int:
+        """Returns the frames that rows of PAGE_REQUEST_LAYOUT need, 2**64-1 if they are more."""
     def set_quotas(self, quotas: Array, patterns: list[str], /) -> None:
         """Puts quotas in force, and derives what each tenant uses: a walk over all entries.
 

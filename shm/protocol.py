@@ -1,5 +1,6 @@
-"""The messages on the control socket: a little-endian u32 with the length of a message, then the message in msgpack.
+"""The messages on the control socket: a little-endian u32 with the length of a message, then the message.
 
+A message is in msgpack or a frame (reserve_frames.py).
 A client begins with Attach (or Observe). The daemon answers with Welcome, which carries the segments' descriptors, or
 with Refusal. After that the client may send requests at any time; each is answered once, with its number.
 """
@@ -8,15 +9,17 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple, TypeAlias
 
+import msgspec
+
 from pagetier.shm._core import FORMAT
 from pagetier.shm.errors import PagetierError
 from pagetier.shm.page_messages import Fetch, Fetched, FetchOutcome, Locate, Located, Message, Space
 
 __all__ = ["Fetch", "FetchOutcome", "Fetched", "Locate", "Located", "Space"]  # of other modules, beside those here
 
-PROTOCOL: Final = 4
+PROTOCOL: Final = 5
 BUILD: Final = f"pagetier protocol {PROTOCOL} format {FORMAT}"
-# Maximum bytes of any message, of an engine's request (400,000 pages), and of a greeting.
+# Maximum bytes of any message, of an engine's request (400,000 pages of one prompt), and of a greeting.
 MESSAGE_LIMIT: Final = 64 << 20
 REQUEST_LIMIT: Final = 16 << 20
 HINT_KEYS: Final = 1 << 16  # maximum pages of one HintPages
@@ -85,13 +88,12 @@ class Prompt(NamedTuple):
     depth: int = -1
 
 
-class Reserve(Message, frozen=True):
-    """Requests memory for one part of each page of a chain, in order from the head.
+class Reserve(msgspec.Struct, frozen=True):
+    """Requests memory for one part of each page of a chain, in order from the head. A frame, see reserve_frames.py.
 
     Attributes:
         part: The index of the part, below `parts`.
-        keys: KEY_BYTES bytes for each page.
-        sizes: u64 for each page, the bytes of the whole page.
+        pages: Rows of PAGE_REQUESTS (page_rows.py): the key of each page, and the bytes of the whole page.
         division: How a page is divided into parts (u32); parts of different divisions never form one page.
         prompts: The prompts among the pages, ascending from page 0; empty if each page is useful on its own. None, as
             from clients of earlier builds: not known.
@@ -103,21 +105,18 @@ class Reserve(Message, frozen=True):
     space: Space
     part: int
     parts: int
-    keys: bytes
-    sizes: bytes
+    pages: bytes
     division: int = 0
     prompts: tuple[Prompt, ...] | None = None
     hint: int = 0
     hint_ttl: float = 0.0
 
 
-class Reserved(Message, frozen=True):
-    """Answers Reserve with one element per page: ReserveOutcome u8, entries u32, serials u64."""
+class Reserved(msgspec.Struct, frozen=True):
+    """Answers Reserve, as a frame. pages: Rows of PAGE_ANSWERS: the outcome, the entry and the serial of each page."""
 
     number: int
-    outcomes: bytes
-    entries: bytes
-    serials: bytes
+    pages: bytes
     reason: str = ""
 
 
@@ -267,26 +266,13 @@ class Detached(Message, frozen=True):
     number: int
 
 
-Request: TypeAlias = (
-    Attach
-    | Observe
-    | Reserve
-    | Fetch
-    | Locate
-    | HintPages
-    | Flush
-    | Forget
-    | Save
-    | Resize
-    | Reclaim
-    | Describe
-    | Check
-    | Detach
+PackedRequest: TypeAlias = (
+    Attach | Observe | Fetch | Locate | HintPages | Flush | Forget | Save | Resize | Reclaim | Describe | Check | Detach
 )
-Answer: TypeAlias = (
+"""The requests in msgpack."""
+PackedAnswer: TypeAlias = (
     Welcome
     | Refusal
-    | Reserved
     | Fetched
     | Located
     | PagesHinted
@@ -298,3 +284,6 @@ Answer: TypeAlias = (
     | Findings
     | Detached
 )
+"""The responses in msgpack."""
+Request: TypeAlias = PackedRequest | Reserve
+Answer: TypeAlias = PackedAnswer | Reserved

@@ -7,7 +7,6 @@ served after a short time in any case: back-pressure saves pages on their way to
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -42,7 +41,6 @@ class BackPressure:
         self._writer = writer
         self._patience = patience
         self._loop = loop
-        self._frame_bytes = owner.header().frame_bytes
         self._waiting: deque[_WaitingStore] = deque()
 
     @property
@@ -50,18 +48,17 @@ class BackPressure:
         """Whether no store waits for the disk now."""
         return not self._patience or not self._writer.writing
 
-    def serve_when_disk_has_room(self, sizes: bytes, serve: Callable[[], None], tenant: int = 0) -> None:
+    def serve_when_disk_has_room(self, frames: int, serve: Callable[[], None], tenant: int = 0) -> None:
         """Calls `serve` once: at once if no unwritten page has to leave for these pages, else a little later.
 
         Args:
-            sizes: The sizes of the pages to store, u64 each.
+            frames: The frames of the pages to store.
             serve: Serves the store, after at most `disk.store_timeout` seconds, and at once if that is 0.
             tenant: The tenant whose quota the pages count for; 0: none.
         """
         if self.idle:
             serve()
             return
-        frames = sum(-(-size // self._frame_bytes) for size in array("Q", sizes))
         if not self._waiting and self._room(frames, tenant):
             serve()
             return

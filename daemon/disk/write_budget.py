@@ -27,6 +27,7 @@ import msgspec
 from pagetier.daemon.common import loop_clock
 from pagetier.daemon.status.disk_report import BudgetReport
 from pagetier.shm._core import ReserveOutcome, TierFlag
+from pagetier.shm.page_rows import PAGE_ANSWERS, PAGE_REQUESTS
 
 _DAY_S: Final = 86400.0
 _MOST_RESERVATIONS: Final = 1 << 20
@@ -69,19 +70,20 @@ class Budget:
         self._skipped_bytes = 0
         self._granted: OrderedDict[int, _Granted] = OrderedDict()
 
-    def note(self, outcomes: bytes, reservations: bytes, tiers: bytes, sizes: bytes) -> None:
+    def note(self, pages: bytes, answers: bytes, reservations: bytes, tiers: bytes) -> None:
         """Records the outcome of a reservation.
 
         Args:
-            outcomes: The outcome of each page, the first page of the prompt first.
+            pages: Reserve.pages, the first page of the prompt first.
+            answers: Reserved.pages.
             reservations: The number of each page's reservation, u32.
             tiers: The tiers that have each page, u8 (TierFlag).
-            sizes: The size of each page, u64.
         """
+        outcomes = [answer.outcome for answer in PAGE_ANSWERS.read(answers)]
         granted = [i for i, outcome in enumerate(outcomes) if outcome == ReserveOutcome.GRANTED]
         if not granted:
             return
-        numbers, nbytes = array("I", reservations), array("Q", sizes)
+        numbers, nbytes = array("I", reservations), [page.size for page in PAGE_REQUESTS.read(pages)]
         first = granted[0]
         paid = not first or bool(tiers[first - 1] & TierFlag.DISK)
         parent = 0 if paid else numbers[first - 1]

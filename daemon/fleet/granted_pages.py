@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator
 
 import msgspec
 
 from pagetier.daemon.common.namespaces import printable
-from pagetier.shm._core import KEY_BYTES, ReserveOutcome
+from pagetier.shm._core import ReserveOutcome
+from pagetier.shm.page_rows import PAGE_ANSWERS, PAGE_REQUESTS
 from pagetier.shm.protocol import Reserve, Reserved, Space
 
 
@@ -36,8 +36,6 @@ def granted_pages(asked: Reserve, answer: Reserved) -> Iterator[Page]:
     if asked.part:
         return
     space = msgspec.structs.replace(asked.space, name=printable(asked.space.name))
-    sizes, entries, serials = array("Q", asked.sizes), array("I", answer.entries), array("Q", answer.serials)
-    for at, outcome in enumerate(answer.outcomes):
-        if outcome == ReserveOutcome.GRANTED:
-            key = asked.keys[KEY_BYTES * at : KEY_BYTES * (at + 1)]
-            yield Page(entries[at], serials[at], key, sizes[at], space)
+    for page, granted in zip(PAGE_REQUESTS.read(asked.pages), PAGE_ANSWERS.read(answer.pages), strict=True):
+        if granted.outcome == ReserveOutcome.GRANTED:
+            yield Page(granted.entry, granted.serial, page.key, page.size, space)

@@ -11,10 +11,10 @@ from pagetier.daemon.config.schema import EvictOptions
 from pagetier.daemon.status.hint_report import HintReport
 from pagetier.shm._core import KEY_BYTES, NO_ENTRY, HintKind, Owner
 from pagetier.shm.failpoints import point
+from pagetier.shm.page_rows import PAGE_REQUESTS
 from pagetier.shm.protocol import HINT_KEYS, HintPages, PagesHinted, Reserve
+from pagetier.shm.reserve_frames import nanoseconds
 
-_NS: Final = 1_000_000_000
-_FOREVER_NS: Final = 2**64 - 1
 _KINDS: Final = frozenset(HintKind)
 _LRU: Final = 'with evict.policy = "lru" hints have no effect'
 _LRU_KEEPS: Final = 'with evict.policy = "lru" no page is kept'
@@ -77,7 +77,7 @@ class Hints:
             self._count(wrong=1)
             return msgspec.structs.replace(request, hint=HintKind.NONE, hint_ttl=0.0)
         if request.hint != HintKind.KEEP:
-            pages = len(request.keys) // KEY_BYTES
+            pages = PAGE_REQUESTS.count(request.pages)
             self._note(pages, pages * self._owner.learns)
         return request
 
@@ -86,8 +86,8 @@ class Hints:
         if request.hint != HintKind.KEEP:
             return
         user = next(attachment.uid for attachment in self._owner.attachments() if attachment.slot == slot)
-        keys, ttl_ns = request.keys[: pages * KEY_BYTES], nanoseconds(request.hint_ttl)
-        self._note(pages, self._give(user, HintKind.KEEP, ttl_ns, NO_ENTRY, keys))
+        keys = b"".join(page.key for page in PAGE_REQUESTS.read(PAGE_REQUESTS.first(request.pages, pages)))
+        self._note(pages, self._give(user, HintKind.KEEP, nanoseconds(request.hint_ttl), NO_ENTRY, keys))
 
     def _give(self, user: int, hint: HintKind, ttl_ns: int, space: int, keys: bytes) -> int:
         if hint is HintKind.KEEP:
@@ -136,9 +136,3 @@ def _wrong(request: HintPages) -> str:
 
 def _wrong_ttl(ttl: float) -> str:
     return "" if ttl > 0 else f"the time to live of a hint is a positive number of seconds, not {ttl}"
-
-
-def nanoseconds(seconds: float) -> int:
-    """Returns a time in ns: 2**64-1 for one that does not end, 0 for a negative one, which no hint may have."""
-    time_ns = max(seconds * _NS, 0.0)
-    return int(time_ns) if time_ns < _FOREVER_NS else _FOREVER_NS

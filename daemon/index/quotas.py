@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import struct
-from array import array
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
@@ -14,12 +12,12 @@ from pagetier.daemon.common.log_throttle import LogThrottle
 from pagetier.daemon.index.engine_names import EngineNames
 from pagetier.shm._core import KEY_BYTES, SLOTS, AttachmentRecord, IndexHeader, Owner
 from pagetier.shm.log_format import event
+from pagetier.shm.page_rows import PAGE_REQUESTS
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
 
 log = logging.getLogger(__name__)
 
 _Process: TypeAlias = tuple[int, int]  # 0 and the kernel ID, or pid and start time
-_SIZE: Final = struct.Struct("<Q")
 _RESERVED: Final = "this process has reached its quota of reserved and unwritten pages: store.share"
 NO_LIMIT: Final = 2**64 - 1
 _LEAST_FRAMES: Final = 1024  # a smaller arena serves one engine or a test
@@ -48,25 +46,28 @@ class StoreQuota:
         self._had: dict[_Process, int] = {}
         self._at_quota: set[_Process] = set()
 
-    def pages(self, slot: int, sizes: bytes) -> int:
+    def pages(self, slot: int, pages: bytes) -> int:
         """Returns how many pages of a request, head first, the process may reserve now.
 
         Args:
             slot: A slot of the process.
-            sizes: The size of each page, u64.
+            pages: Reserve.pages.
         """
-        each = array("Q", sizes)
+        count = PAGE_REQUESTS.count(pages)
         if not self._most:
-            return len(each)
+            return count
+        process, frames = self._owner.process_of(slot), self._owner.frames_for(pages)
         if not self._owner.open_entries or len(self._had) > SLOTS:
             self._had.clear()  # also removes processes that have ended
-        process, frames = self._owner.process_of(slot), self._glance(each)
-        if frames + self._had.get(process, self._most) <= self._most:
-            self._had[process] = self._had.get(process, 0) + frames
-            return len(each)
-        pages = self._count_pages(slot, process, each)
-        self._had[process] = self._had.get(process, 0) + self._glance(each[:pages])
-        return pages
+        if not self._owner.open_entries:
+            self._had[process] = 0
+        if process not in self._had or frames + self._had[process] > self._most:
+            if process in self._at_quota:
+                return 0
+            count = self._count_pages(slot, process, pages, frames)
+            frames = self._owner.frames_for(PAGE_REQUESTS.first(pages, count))
+        self._had[process] += frames
+        return count
 
     def frames_left(self, slot: int) -> int:
         """Returns how many frames the process may reserve for certain, without a walk; NO_LIMIT without a quota."""
@@ -77,15 +78,14 @@ class StoreQuota:
             return self._most
         return max(0, self._most - self._had.get(self._owner.process_of(slot), self._most))
 
-    def add(self, slot: int, pages: int, nbytes: int) -> None:
-        """Counts pages that were reserved within frames_left(), with at most one partly used frame each."""
+    def add(self, slot: int, frames: int) -> None:
+        """Counts frames that were reserved within frames_left()."""
         if self._most:
             process = self._owner.process_of(slot)
-            self._had[process] = self._had.get(process, 0) + nbytes // self._frame_bytes + pages
+            self._had[process] = self._had.get(process, 0) + frames
 
-    def why_refused(self, sizes: bytes, page: int) -> str:
-        """Returns why a page of a request gets no frames: for now, or for good because the page alone is too large."""
-        (size,) = _SIZE.unpack_from(sizes, page * _SIZE.size)
+    def why_refused(self, size: int) -> str:
+        """Returns why a page of this size gets no frames: for now, or for good because the page alone is too large."""
         if not size:
             return "a page of 0 bytes cannot be stored"
         frames = -(-size // self._frame_bytes)
@@ -107,31 +107,27 @@ class StoreQuota:
         """
         self._at_quota.clear()
 
-    def _count_pages(self, slot: int, process: _Process, each: array[int]) -> int:
-        if process in self._at_quota:
-            return 0
-        pages = self._count(each, self._count_left(slot, process))
-        if pages < len(each):
-            self._owner.settle()  # pages that were written in the meantime no longer count
-            pages = self._count(each, self._count_left(slot, process))
-        if not pages and self._had[process]:  # a process without reserved pages only asked for a page that never fits
+    def _count_pages(self, slot: int, process: _Process, pages: bytes, frames: int) -> int:
+        """Returns how many pages, which need so many frames, the process may reserve by a walk over its open ones."""
+        if frames <= self._count_left(slot, process):
+            return PAGE_REQUESTS.count(pages)
+        self._owner.settle()  # pages that were written in the meantime no longer count
+        count = self._fitting(pages, self._count_left(slot, process))
+        if not count and self._had[process]:  # a process without reserved pages only asked for a page that never fits
             self._at_quota.add(process)
-        return pages
+        return count
 
     def _count_left(self, slot: int, process: _Process) -> int:
         self._had[process] = self._owner.frames_writing(slot) if self._owner.open_entries else 0
         return self._most - self._had[process]
 
-    def _glance(self, each: array[int]) -> int:
-        """Returns an upper bound of the frames: at most one frame of each page is only partly used."""
-        return sum(each) // self._frame_bytes + len(each)
-
-    def _count(self, each: array[int], frames: int) -> int:
-        for page, size in enumerate(each):
-            frames -= -(-size // self._frame_bytes)
+    def _fitting(self, pages: bytes, frames: int) -> int:
+        """Returns how many pages, head first, fit into so many frames."""
+        for number, page in enumerate(PAGE_REQUESTS.read(pages)):
+            frames -= -(-page.size // self._frame_bytes)
             if frames < 0:
-                return page
-        return len(each)
+                return number
+        return PAGE_REQUESTS.count(pages)
 
 
 class PinQuota:

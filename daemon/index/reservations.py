@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
 from array import array
 from collections.abc import Callable
 from typing import Final
@@ -24,15 +23,13 @@ from pagetier.daemon.index.prompts import reserve_prompts, wrong_request
 from pagetier.daemon.index.quotas import PinQuota, StoreQuota
 from pagetier.daemon.index.reaper import Reaper
 from pagetier.daemon.index.tenants import Tenants
-from pagetier.shm._core import KEY_BYTES, NO_ENTRY, Owner, ReserveOutcome
+from pagetier.shm._core import KEY_BYTES, NO_ENTRY, Owner, ReservedBatch, ReserveOutcome
 from pagetier.shm.failpoints import point
 from pagetier.shm.message_codec import LENGTH, pack, read_answer, read_request
+from pagetier.shm.page_rows import PAGE_ANSWERS, PAGE_REQUESTS, PageAnswer
 from pagetier.shm.protocol import Fetch, Reserve, Reserved, Space
 
-_SERIAL_BYTES: Final = 8
 _SIZE_BYTES: Final = 8
-_NO_ENTRY: Final = NO_ENTRY.to_bytes(4, "little")
-_IS_GRANTED: Final = bytes(outcome == ReserveOutcome.GRANTED for outcome in range(256))  # for bytes.translate()
 
 
 class ReservationParts(msgspec.Struct, frozen=True, eq=False):
@@ -98,12 +95,12 @@ class Reservations:
         served = self._owner.serve_reserve(slot, self._ttl_ns, self._store_quota.frames_left(slot), nbytes, received)
         if served is None:
             return False
-        response, pages, granted, refused, page_bytes, granted_bytes = served
+        response, frames, granted, granted_bytes, full, oversized = served
         point("service.reserved")
-        decoded = self._with_reason(received[:nbytes], response) if refused else None
+        decoded = self._with_reason(received[:nbytes], response, full, oversized) if full or oversized >= 0 else None
         # The engine copies from here on, so nothing that follows delays its store.
         send(pack(decoded[1]) if decoded else response)
-        self._store_quota.add(slot, pages, page_bytes)
+        self._store_quota.add(slot, frames)
         disk.write_behind.stores.add(granted, granted_bytes)
         if granted and self._parts.fleet.writes.enabled:
             self._parts.fleet.note_stored(*(decoded or _decode(received[:nbytes], response)), granted_bytes)
@@ -113,14 +110,14 @@ class Reservations:
 
     def ask(self, slot: int, request: Reserve, reply: Callable[[Reserved], None]) -> None:
         """Handles a reservation, at once or after a short wait for the disk; no reply if the slot is freed first."""
-        call = (slot, self._parts.reaper.ends(slot), request, reply, self._loop.time())
-        if self._parts.disk.backpressure.idle:
-            self._serve(*call)
+        began, backpressure = self._loop.time(), self._parts.disk.backpressure
+        if backpressure.idle:
+            self._serve(slot, request, reply, began)
             return
-        serve = functools.partial(self._serve, *call)
-        sizes = b"" if len(request.sizes) % _SIZE_BYTES else request.sizes
+        serve = functools.partial(self._serve_late, slot, self._parts.reaper.ends(slot), request, reply, began)
+        pages = PAGE_REQUESTS.first(request.pages, PAGE_REQUESTS.count(request.pages))
         tenant = self._parts.tenants.number(request.space.name)
-        self._parts.disk.backpressure.serve_when_disk_has_room(sizes, serve, tenant)
+        backpressure.serve_when_disk_has_room(self._owner.frames_for(pages), serve, tenant)
 
     def reserve(self, slot: int, request: Reserve) -> Reserved:
         """Reserves pages and returns the outcome of each. An invalid request is rejected as a whole."""
@@ -129,26 +126,16 @@ class Reservations:
         if wrong or space < 0:
             return _refused(request, wrong or self._parts.idle_namespaces.reject())
         # The quota of the process decides before the core does: pages beyond it must not evict those of others.
-        request, pages = self._parts.hints.checked(request), self._store_quota.pages(slot, request.sizes)
-        outcomes, entries, serials = reserve_prompts(self._owner, slot, space, self._ttl_ns, request, pages)
+        request, pages = self._parts.hints.checked(request), self._store_quota.pages(slot, request.pages)
+        batch = reserve_prompts(self._owner, slot, space, self._ttl_ns, request, pages)
         # The frames belong to the slot from here on. If the daemon dies before the answer arrives, the session does not
         # list these serials when it attaches to the next daemon, which frees them (Service.attach).
         point("service.reserved")
+        why = self._why_refused(request, batch.full, batch.oversized, pages)
+        answer = Reserved(request.number, batch.pages, why)
         self._parts.hints.keep_stored(slot, request, pages)
-        if self._parts.disk.budget.per_day:
-            known = self._owner.reservations(entries), self._owner.tiers(entries)
-            self._parts.disk.budget.note(outcomes, *known, request.sizes)
-        self._note_granted(request, Reserved(request.number, outcomes, entries, serials))
-        self._make_room()
-        if ReserveOutcome.REFUSED_FULL in outcomes:
-            self._pin_quota.full()
-        if rest := len(request.sizes) // _SIZE_BYTES - pages:
-            outcomes += bytes([ReserveOutcome.REFUSED_FULL]) * rest
-            entries, serials = entries + _NO_ENTRY * rest, serials + bytes(_SERIAL_BYTES * rest)
-            why = self._store_quota.why_refused(request.sizes, pages)
-            return Reserved(request.number, outcomes, entries, serials, why)
-        why = self._why_refused(outcomes, request.sizes)
-        return Reserved(request.number, outcomes, entries, serials, why)
+        self._note_granted(request, answer, batch)
+        return answer
 
     def space(self, space: Space) -> int:
         """Returns the number of a valid namespace in the index, which gets one if it has none; -1 without room."""
@@ -170,43 +157,59 @@ class Reservations:
         number = self.space(space)
         return self.space(space) if number < 0 and self._parts.idle_namespaces.make_room() else number
 
-    def _serve(self, slot: int, ends: int, request: Reserve, reply: Callable[[Reserved], None], began: float) -> None:
+    def _serve_late(
+        self, slot: int, ends: int, request: Reserve, reply: Callable[[Reserved], None], began: float
+    ) -> None:
         # A store may have waited for the disk while its slot was freed: frames for it would belong to the next owner.
         if self._parts.reaper.ends(slot) == ends:
-            reply(self.reserve(slot, request))
-            self.seconds.add(self._loop.time() - began)
+            self._serve(slot, request, reply, began)
 
-    def _note_granted(self, request: Reserve, answer: Reserved) -> None:
+    def _serve(self, slot: int, request: Reserve, reply: Callable[[Reserved], None], began: float) -> None:
+        reply(self.reserve(slot, request))
+        self._make_room()  # the engine copies by now, so that this does not delay its store
+        self.seconds.add(self._loop.time() - began)
+
+    def _note_granted(self, request: Reserve, answer: Reserved, batch: ReservedBatch) -> None:
         """Counts the pages that were granted for the tiers that will have to write them."""
-        nbytes = sum(itertools.compress(array("Q", request.sizes), answer.outcomes.translate(_IS_GRANTED)))
-        self._parts.disk.write_behind.stores.add(answer.outcomes.count(ReserveOutcome.GRANTED), nbytes)
-        self._parts.fleet.note_stored(request, answer, nbytes)
+        disk = self._parts.disk
+        disk.write_behind.stores.add(batch.granted, batch.granted_bytes)
+        if disk.budget.per_day:
+            entries = array("I", [page.entry for page in PAGE_ANSWERS.read(batch.pages)])
+            known = self._owner.reservations(entries), self._owner.tiers(entries)
+            disk.budget.note(request.pages, batch.pages, *known)
+        if batch.granted:
+            self._parts.fleet.note_stored(request, answer, batch.granted_bytes)
 
-    def _with_reason(self, message: memoryview, response: bytes) -> tuple[Reserve, Reserved]:
+    def _with_reason(self, message: memoryview, response: bytes, full: int, oversized: int) -> tuple[Reserve, Reserved]:
         """Returns the request in a message, and its answer with the reason why pages were refused."""
         request, answer = _decode(message, response)
-        if ReserveOutcome.REFUSED_FULL in answer.outcomes:
-            self._pin_quota.full()
-        why = self._why_refused(answer.outcomes, request.sizes)
+        why = self._why_refused(request, full, oversized, PAGE_REQUESTS.count(request.pages))
         return request, msgspec.structs.replace(answer, reason=why)
 
-    def _why_refused(self, outcomes: bytes, sizes: bytes) -> str:
+    def _why_refused(self, request: Reserve, full: int, oversized: int, allowed: int) -> str:
         """Returns why pages of the store that was just handled were refused, "" if none was.
 
         Args:
-            outcomes: The outcome of each page.
-            sizes: The size of each page, u64.
+            request: The store.
+            full: The pages that were refused because there is no room.
+            oversized: The first page that never fits, -1 if there is none.
+            allowed: The pages that the process might reserve, head first.
         """
+        beyond = PAGE_REQUESTS.count(request.pages) - allowed
+        if full > beyond:
+            self._pin_quota.full()
+        if beyond:
+            return self._store_quota.why_refused(PAGE_REQUESTS.row(request.pages, allowed).size)
         why_by_quota = self._parts.tenants.why_refused
-        if ReserveOutcome.REFUSED_SIZE in outcomes:
-            page = outcomes.index(ReserveOutcome.REFUSED_SIZE)
-            return why_by_quota("a larger page never fits") or self._store_quota.why_refused(sizes, page)
-        if ReserveOutcome.REFUSED_FULL not in outcomes:
+        if oversized >= 0:
+            size = PAGE_REQUESTS.row(request.pages, oversized).size
+            return why_by_quota("a larger page never fits") or self._store_quota.why_refused(size)
+        if not full:
             return ""
         if self._owner.lacks_memory:
             return "there is no memory for more of the arena: /dev/shm is full"
-        full = "pages that are pinned, being written or of the same prompt"
-        return why_by_quota(f"it is full of {full}") or f"the arena is full of {full}"
+        content = "pages that are pinned, being written or of the same prompt"
+        return why_by_quota(f"it is full of {content}") or f"the arena is full of {content}"
 
     def _make_room(self) -> None:
         """Frees memory for later stores: evicts, and writes pages to disk, so that more can be evicted."""
@@ -222,6 +225,6 @@ def _decode(message: memoryview, response: bytes) -> tuple[Reserve, Reserved]:
 
 
 def _refused(request: Reserve, reason: str) -> Reserved:
-    pages = len(request.keys) // KEY_BYTES
-    outcomes = bytes([ReserveOutcome.REFUSED_FULL]) * pages
-    return Reserved(request.number, outcomes, _NO_ENTRY * pages, bytes(_SERIAL_BYTES * pages), reason)
+    refused = PageAnswer(ReserveOutcome.REFUSED_FULL, NO_ENTRY, 0)
+    pages = PAGE_ANSWERS.pack([refused] * PAGE_REQUESTS.count(request.pages))
+    return Reserved(request.number, pages, reason)

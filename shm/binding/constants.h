@@ -10,6 +10,7 @@
 #include "../core/client/match_groups.h"
 #include "../core/daemon/idle_namespaces.h"
 #include "../core/daemon/reserve.h"
+#include "../core/daemon/reserve_message.h"
 #include "../core/daemon/write_behind.h"
 
 typedef struct {
@@ -21,17 +22,13 @@ static const named_number limits[] = {
     {"MAGIC", PT_MAGIC}, {"FORMAT", PT_FORMAT}, {"KEY_BYTES", PT_KEY_BYTES}, {"SLOTS", PT_SLOTS}, {"PARTS", PT_PARTS},
     {"GROUPS", PT_GROUPS}, {"STATUS_BYTES", PT_STATUS_BYTES}, {"LEAST_FRAME_BYTES", PT_PAGE}, {"NO_ENTRY", PT_NONE},
     {"LOCKS_OFFSET", PT_AT_LOCKS}, {"DISK_DEVICES", PT_DEVICES}, {"HISTORY_BYTES", sizeof(pt_disk_history)},
-    {"TENANTS", PT_TENANTS}, {NULL, 0},
+    {"TENANTS", PT_TENANTS}, {"FRAME", PT_FRAME}, {NULL, 0},
 };
 
 static const named_number reserve_outcomes[] = {
     {"GRANTED", PT_GRANTED}, {"PRESENT", PT_PRESENT}, {"PENDING", PT_PENDING}, {"REFUSED_FULL", PT_REFUSED_FULL},
     {"REFUSED_SIZE", PT_REFUSED_SIZE}, {"ABSENT", PT_ABSENT}, {"LEFT_OUT", PT_LEFT_OUT},
     {"GRANTED_TO_FLEET", PT_GRANTED_TO_FLEET}, {NULL, 0},
-};
-
-static const named_number prompt_kinds[] = {
-    {"UNKNOWN", PT_PROMPT_UNKNOWN}, {"KNOWN", PT_PROMPT_KNOWN}, {"NONE", PT_PROMPT_NONE}, {NULL, 0},
 };
 
 static const named_number hint_kinds[] = {
@@ -86,7 +83,7 @@ static const struct {
 } enumerations[] = {
     {"IntEnum", "ReserveOutcome", reserve_outcomes}, {"IntEnum", "WriteRule", write_rules},
     {"IntEnum", "WriteResult", write_results},       {"IntFlag", "TierFlag", tier_flags},
-    {"IntEnum", "IdleResult", idle_results},          {"IntEnum", "PromptKind", prompt_kinds},
+    {"IntEnum", "IdleResult", idle_results},
     {"IntEnum", "HintKind", hint_kinds},              {"IntEnum", "Absence", absences},
     {"IntEnum", "EventsResult", events_results},      {"IntEnum", "EventReason", event_reasons},
 };

@@ -2,6 +2,7 @@
  * offset and the bytes of each field. */
 #pragma once
 
+#include "page_rows.h"
 #include "records.h"
 
 #include "../core/client/copy_tables.h"
@@ -43,6 +44,12 @@ static const struct_field listed_fields[] = {
     FIELD_OF(pt_listed, key),    FIELD_OF(pt_listed, size),  FIELD_OF(pt_listed, used_ns), FIELD_OF(pt_listed, entry),
     FIELD_OF(pt_listed, parent), FIELD_OF(pt_listed, reservation), FIELD_OF(pt_listed, tiers),   {NULL, 0, 0},
 };
+static const struct_field page_request_fields[] = {
+    FIELD_OF(pt_page_request, key), FIELD_OF(pt_page_request, size), {NULL, 0, 0},
+};
+static const struct_field page_answer_fields[] = {
+    FIELD_OF(pt_answer, outcome), FIELD_OF(pt_answer, entry), FIELD_OF(pt_answer, serial), {NULL, 0, 0},
+};
 /* The fields that are in the same place in every format. */
 static const struct_field head_fields[] = {
     FIELD_OF(pt_header, magic), FIELD_OF(pt_header, format), FIELD_OF(pt_header, build), {NULL, 0, 0},
@@ -59,6 +66,8 @@ static const struct {
     {"HISTORY_LAYOUT", history_fields, sizeof(pt_history)},
     {"DISK_HISTORY_LAYOUT", disk_history_fields, sizeof(pt_disk_history)},
     {"LISTED_LAYOUT", listed_fields, sizeof(pt_listed)},
+    {"PAGE_REQUEST_LAYOUT", page_request_fields, sizeof(pt_page_request)},
+    {"PAGE_ANSWER_LAYOUT", page_answer_fields, sizeof(pt_answer)},
     {"HEAD_LAYOUT", head_fields, offsetof(pt_header, index_bytes)},
 };
 

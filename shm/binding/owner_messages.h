@@ -17,56 +17,83 @@ static bool call_numbers(PyObject *const *args, Py_ssize_t count, uint64_t *numb
     return !PyErr_Occurred();
 }
 
-/* Completes a request by what the daemon knows. Returns false if there is no namespace for it. */
-static bool complete_request(Owner *self, const uint64_t *numbers, pt_reserve_message *m)
+/* Returns what a message and a call ask for. Its space is PT_NONE if there is no namespace for it. */
+static pt_request request_of(Owner *self, const uint64_t *numbers, const pt_reserve_head *head, pt_space *space)
 {
-    pt_request *r = &m->request;
-    r->now = m->space.used_ns = pt_now_ns();
-    r->expires_ns = r->now + numbers[CALL_TTL_NS];
-    r->reservation = self->shared.last_reservation + 1;
-    r->prompts = &m->prompt;
-    r->prompt_count = 1;
-    m->space.tenant = tenant_named(self, m->space.name);
-    r->slot = (uint32_t)numbers[CALL_SLOT];
-    r->space = pt_intern_space(&self->shared.view, &m->space);
-    return r->space != PT_NONE;
+    uint64_t now = space->used_ns = pt_now_ns();
+    space->tenant = tenant_named(self, space->name);
+    return (pt_request){
+        .slot = (uint32_t)numbers[CALL_SLOT],
+        .space = pt_intern_space(&self->shared.view, space),
+        .part = head->part,
+        .parts = head->parts,
+        .division = head->division,
+        .now = now,
+        .expires_ns = now + numbers[CALL_TTL_NS],
+        .reservation = self->shared.last_reservation + 1,
+        .prompt_kind = head->prompts == PT_PROMPTS_UNKNOWN ? PT_PROMPT_UNKNOWN
+                       : head->prompts                     ? PT_PROMPT_KNOWN
+                                                           : PT_PROMPT_NONE,
+        .prompt_count = pt_prompts_of(head),
+    };
 }
 
-static PyObject *served(PyObject *response, const pt_answer *answers, const uint64_t *sizes, uint32_t pages,
-                        uint64_t bytes)
+static PyObject *served(PyObject *response, const batch_counts *c, uint64_t frames)
 {
-    unsigned int granted = 0, refused = 0;
-    unsigned long long granted_bytes = 0;
-    for (uint32_t i = 0; i < pages; i++) {
-        granted += answers[i].outcome == PT_GRANTED;
-        granted_bytes += answers[i].outcome == PT_GRANTED ? sizes[i] : 0;
-        refused += answers[i].outcome == PT_REFUSED_FULL || answers[i].outcome == PT_REFUSED_SIZE;
-    }
-    return Py_BuildValue("(NIIIKK)", response, (unsigned int)pages, granted, refused, (unsigned long long)bytes,
-                         granted_bytes);
+    return Py_BuildValue("(NKIKIn)", response, (unsigned long long)frames, c->granted, c->granted_bytes, c->full,
+                         c->oversized);
 }
 
-/* Reserves the pages of a message, unless they may have more than `most_frames` frames or there is no namespace for
- * them. `answers` and `sizes` have room for all pages. */
-static PyObject *serve_message(Owner *self, const uint64_t *numbers, pt_reserve_message *m, pt_answer *answers,
-                               uint64_t *sizes)
+/* Reserves the pages of a message, unless they need more than `most_frames` frames or there is
+ * no namespace for them. */
+static PyObject *serve_pages(Owner *self, const uint64_t *numbers, const pt_reserve_message *m,
+                             const requested_pages *pages, pt_prompt *prompts)
 {
-    uint64_t bytes = pt_read_sizes(m, sizes), frames = bytes / self->shared.view.frame_bytes + m->pages;
-    if (bytes == UINT64_MAX || frames > numbers[CALL_MOST_FRAMES] || !complete_request(self, numbers, m))
+    pt_space space;
+    uint64_t frames = frames_of(pages, self->shared.view.frame_bytes);
+    if (!pt_read_space(m, &space) || !pt_read_prompts(m, prompts) || frames > numbers[CALL_MOST_FRAMES])
         Py_RETURN_NONE;
-    PyObject *response = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)pt_reserved_bytes(m->pages));
-    if (!response || !request_sound(self, &m->request)) {
+    pt_request r = request_of(self, numbers, &m->head, &space);
+    r.prompts = r.prompt_count ? prompts : NULL;
+    if (r.space == PT_NONE)
+        Py_RETURN_NONE;
+    PyObject *response = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)pt_reserved_bytes(pages->count));
+    if (!response || !request_sound(self, &r)) {
         Py_XDECREF(response);
         return NULL;
     }
-    self->shared.last_reservation = m->request.reservation;
-    pt_reserve(&self->shared, &m->request, m->keys, sizes, m->pages, answers);
-    pt_write_reserved((uint8_t *)PyBytes_AsString(response), m->number, answers, m->pages);
-    return served(response, answers, sizes, m->pages, bytes);
+    pt_answer *answers =
+        pt_begin_reserved((uint8_t *)PyBytes_AsString(response), m->head.number, pages->count, 0);
+    batch_counts counts = reserve_pages(self, &r, pages, answers);
+    return served(response, &counts, frames);
 }
 
-/* serve_reserve(slot, ttl_ns, most_frames, bytes, message) -> (response, pages, granted, refused, bytes,
- * granted_bytes), None for a message that is no usual reservation. */
+static PyObject *serve_message(Owner *self, const uint64_t *numbers, const pt_reserve_message *m)
+{
+    requested_pages pages;
+    if (!pages_read(m->pages, m->head.pages, &pages))
+        return NULL;
+    pt_prompt *prompts = malloc((pt_prompts_of(&m->head) + 1) * sizeof *prompts);
+    PyObject *result = prompts ? serve_pages(self, numbers, m, &pages, prompts) : PyErr_NoMemory();
+    free(prompts);
+    free(pages.sizes);
+    return result;
+}
+
+/* Reads a message with its length. Returns false for one that the daemon's Python code answers: it is none, is invalid,
+ * or has a hint. */
+static bool is_usual(const uint8_t *message, size_t bytes, pt_reserve_message *m)
+{
+    uint32_t length;
+    if (bytes < sizeof length)
+        return false;
+    memcpy(&length, message, sizeof length);
+    return length == bytes - sizeof length && pt_read_reserve(message + sizeof length, length, m) && !m->head.hint &&
+           m->head.pages && m->head.part < m->head.parts && m->head.parts <= PT_PARTS;
+}
+
+/* serve_reserve(slot, ttl_ns, most_frames, bytes, message) -> (response, frames, granted, granted_bytes, full,
+ * oversized), None for a message that is no usual reservation. */
 static PyObject *owner_serve_reserve(Owner *self, PyObject *const *args, Py_ssize_t count)
 {
     uint64_t numbers[CALL_NUMBERS];
@@ -75,15 +102,8 @@ static PyObject *owner_serve_reserve(Owner *self, PyObject *const *args, Py_ssiz
     if (!owner_ready(self) || !call_numbers(args, count, numbers) ||
         PyObject_GetBuffer(args[CALL_NUMBERS], &buffer, PyBUF_SIMPLE) < 0)
         return NULL;
-    PyObject *result = NULL;
-    if (numbers[CALL_BYTES] > (uint64_t)buffer.len || !pt_read_reserve(buffer.buf, (size_t)numbers[CALL_BYTES], &m)) {
-        result = Py_NewRef(Py_None);
-    } else {
-        pt_answer *answers = malloc(m.pages * (sizeof *answers + sizeof(uint64_t)));
-        result = answers ? serve_message(self, numbers, &m, answers, (uint64_t *)(answers + m.pages))
-                         : PyErr_NoMemory();
-        free(answers);
-    }
+    bool usual = numbers[CALL_BYTES] <= (uint64_t)buffer.len && is_usual(buffer.buf, (size_t)numbers[CALL_BYTES], &m);
+    PyObject *result = usual ? serve_message(self, numbers, &m) : Py_NewRef(Py_None);
     PyBuffer_Release(&buffer);
     return result;
 }

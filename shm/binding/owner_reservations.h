@@ -2,6 +2,7 @@
 #pragma once
 
 #include "owner_segments.h"
+#include "page_rows.h"
 
 #include "../core/daemon/write_quota.h"
 
@@ -29,79 +30,130 @@ static bool request_sound(Owner *self, const pt_request *r)
     return false;
 }
 
-/* Reads where prompts begin among `pages` pages, with the keys of the pages before them and, unless `depths` is NULL,
- * the numbers of their first pages. Returns false with an exception set. */
-static bool prompts_of(PyObject *begins, PyObject *parents, PyObject *depths, uint32_t pages, pt_request *r, array *in)
+/* Reads a prompt, a tuple of the number of its first page in the request, the key of the page before it (b"": none, or
+ * not known), which it refers to, and the number of its first page in the prompt, counted from 0 (-1: not known). */
+static bool prompt_of(PyObject *given, pt_prompt *prompt)
 {
-    const int count = depths ? 3 : 2;
-    if (!arrays_open((array_wanted[]){{begins, 4, "begins"}, {parents, PT_KEY_BYTES, "parents"}, {depths, 4, "depths"}},
-                     count, in))
+    const char *before = NULL;
+    Py_ssize_t bytes = 0;
+    PyObject *depth = NULL;
+    int overflow = 0;
+    if (!PyTuple_Check(given))
+        PyErr_SetString(PyExc_TypeError, "a prompt is a tuple");
+    if (PyErr_Occurred() || !PyArg_ParseTuple(given, "I|y#O", &prompt->begin, &before, &bytes, &depth))
         return false;
-    r->prompt_count = (uint32_t)in[0].count;
-    r->prompts = malloc(((size_t)r->prompt_count + 1) * sizeof *r->prompts);
-    bool sound = r->prompts && r->prompt_count;
-    for (uint32_t i = 0; sound && i < r->prompt_count; i++) {
-        memcpy(&r->prompts[i].begin, (char *)in[0].view.buf + 4 * (size_t)i, 4);
-        r->prompts[i].parent = (uint8_t *)in[1].view.buf + PT_KEY_BYTES * (size_t)i;
-        r->prompts[i].depth = 0;
-        if (depths)
-            memcpy(&r->prompts[i].depth, (char *)in[2].view.buf + 4 * (size_t)i, 4);
-        sound = r->prompts[i].begin <= pages &&
-                (i ? r->prompts[i].begin > r->prompts[i - 1].begin : !r->prompts[i].begin);
-    }
-    if (sound)
-        return true;
-    PyErr_SetString(r->prompts ? PyExc_ValueError : PyExc_MemoryError, "the prompts do not divide the pages");
-    free(r->prompts);
-    arrays_close(in, count);
-    return false;
+    if (bytes && bytes != PT_KEY_BYTES)
+        return PyErr_Format(PyExc_ValueError, "the key of the page before a prompt has %zd bytes", bytes), false;
+    prompt->parent = bytes ? (const uint8_t *)before : NULL;
+    long long number = depth ? PyLong_AsLongLongAndOverflow(depth, &overflow) : -1;
+    if (overflow > 0 || number > PT_MOST_DEPTH)
+        number = PT_MOST_DEPTH;
+    prompt->depth = number < 0 ? 0 : (uint32_t)number + 1;
+    return !PyErr_Occurred();
 }
 
-static PyObject *reserve_pages(Owner *self, const pt_request *r, const array *in)
+/* Reads the prompts among `pages` pages: a tuple, empty if each page is useful on its own, or
+ * None if they are not known. Returns false with an exception set; otherwise the caller frees r->prompts. */
+static bool prompts_of(PyObject *given, uint32_t pages, pt_request *r)
 {
-    uint32_t count = (uint32_t)in[0].count - r->refused;
-    pt_answer *answers = malloc((size_t)count * sizeof *answers + 1);
-    if (!answers)
-        return PyErr_NoMemory();
-    self->shared.last_reservation = r->reservation;
-    pt_reserve(&self->shared, r, in[0].view.buf, in[1].view.buf, count, answers);
-    PyObject *packed = answers_pack(answers, count);
-    free(answers);
-    return packed;
+    if (given != Py_None && !PyTuple_Check(given))
+        return PyErr_SetString(PyExc_TypeError, "prompts must be a tuple or None"), false;
+    Py_ssize_t count = given == Py_None ? 0 : PyTuple_Size(given);
+    r->prompt_kind = given == Py_None ? PT_PROMPT_UNKNOWN : count ? PT_PROMPT_KNOWN : PT_PROMPT_NONE;
+    r->prompts = count > 0 ? calloc((size_t)count, sizeof *r->prompts) : NULL;
+    if (count > 0 && !r->prompts)
+        PyErr_NoMemory();
+    uint32_t *made = &r->prompt_count;
+    for (*made = 0; !PyErr_Occurred() && *made < count; ++*made) {
+        pt_prompt *prompt = &r->prompts[*made];
+        if (!prompt_of(PyTuple_GetItem(given, *made), prompt))
+            break;
+        if (*made ? prompt->begin <= prompt[-1].begin || prompt->begin >= pages : prompt->begin)
+            PyErr_SetString(PyExc_ValueError, "the prompts do not divide the pages");
+    }
+    if (PyErr_Occurred())
+        free(r->prompts);
+    return !PyErr_Occurred();
 }
 
-/* reserve(slot, space, part, parts, ttl_ns, keys, sizes, division, kind, begins, parents, depths, hint, hint_ttl_ns,
- * refused) -> (outcomes, entries, serials), without the last `refused` pages */
+/* What became of the pages of a reservation. */
+typedef struct {
+    unsigned int granted, full;
+    unsigned long long granted_bytes;
+    Py_ssize_t oversized; /* the first page that never fits, -1 if there is none */
+} batch_counts;
+
+static batch_counts count_answers(const pt_answer *answers, const requested_pages *pages)
+{
+    batch_counts c = {.oversized = -1};
+    for (uint32_t i = pages->count; i--;) {
+        bool is_granted = answers[i].outcome == PT_GRANTED;
+        c.granted += is_granted;
+        c.granted_bytes += is_granted ? pages->sizes[i] : 0;
+        c.full += answers[i].outcome == PT_REFUSED_FULL;
+        c.oversized = answers[i].outcome == PT_REFUSED_SIZE ? (Py_ssize_t)i : c.oversized;
+    }
+    return c;
+}
+
+/* Reserves pages. The last ones, which the request refuses, are answered as refused. */
+static batch_counts reserve_pages(Owner *self, const pt_request *r, const requested_pages *pages, pt_answer *answers)
+{
+    uint32_t count = pages->count - r->refused;
+    self->shared.last_reservation = r->reservation;
+    pt_reserve(&self->shared, r, pages->keys, pages->sizes, count, answers);
+    for (uint32_t i = count; i < pages->count; i++)
+        answers[i] = (pt_answer){PT_REFUSED_FULL, PT_NONE, 0};
+    return count_answers(answers, pages);
+}
+
+static PyObject *reserve_rows(Owner *self, const pt_request *r, const requested_pages *pages)
+{
+    PyObject *rows = PyBytes_FromStringAndSize(NULL, pages->count * (Py_ssize_t)sizeof(pt_answer));
+    if (!rows)
+        return NULL;
+    batch_counts c = reserve_pages(self, r, pages, (pt_answer *)(void *)PyBytes_AsString(rows));
+    return record_of(ReservedBatch, Py_BuildValue("(NIKIn)", rows, c.granted, c.granted_bytes, c.full, c.oversized));
+}
+
+/* reserve(slot, space, part, parts, ttl_ns, pages, division, prompts, hint, hint_ttl_ns, refused) -> ReservedBatch */
 static PyObject *owner_reserve(Owner *self, PyObject *args)
 {
     pt_request r = {.now = pt_now_ns(), .reservation = self->shared.last_reservation + 1};
     unsigned long long ttl, hint_ttl = 0;
-    unsigned int kind = PT_PROMPT_UNKNOWN, hint = PT_HINT_NONE;
-    PyObject *keys, *sizes, *begins = NULL, *parents = NULL, *depths = NULL, *packed = NULL;
-    array in[2], prompts[3];
-    if (!owner_ready(self) ||
-        !PyArg_ParseTuple(args, "IIIIKOO|IIOOOIKI", &r.slot, &r.space, &r.part, &r.parts, &ttl, &keys, &sizes,
-                          &r.division, &kind, &begins, &parents, &depths, &hint, &hint_ttl, &r.refused))
+    unsigned int hint = PT_HINT_NONE;
+    PyObject *rows, *prompts = Py_None, *batch = NULL;
+    requested_pages pages;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IIIIKO|IOIKI", &r.slot, &r.space, &r.part, &r.parts, &ttl, &rows,
+                                                &r.division, &prompts, &hint, &hint_ttl, &r.refused))
         return NULL;
     r.hint = (uint8_t)(hint < PT_HINTS ? hint : PT_HINT_NONE);
     r.lasts = pt_lasts(hint_ttl);
     r.keep = hint == PT_HINT_KEEP;
     r.expires_ns = r.now + ttl;
-    r.prompt_kind = (enum pt_prompt_kind)kind;
-    if (!request_sound(self, &r) ||
-        !arrays_open((array_wanted[]){{keys, PT_KEY_BYTES, "keys"}, {sizes, 8, "sizes"}}, 2, in))
+    if (!request_sound(self, &r) || !requested_pages_of(rows, &pages))
         return NULL;
-    if (r.refused > in[0].count) {
+    if (r.refused > pages.count) {
         PyErr_SetString(PyExc_ValueError, "more pages are refused than there are");
-    } else if (!parents) {
-        packed = reserve_pages(self, &r, in);
-    } else if (prompts_of(begins, parents, depths, (uint32_t)in[0].count - r.refused, &r, prompts)) {
-        packed = reserve_pages(self, &r, in);
+    } else if (prompts_of(prompts, pages.count, &r)) {
+        while (r.prompt_count > 1 && r.prompts[r.prompt_count - 1].begin >= pages.count - r.refused)
+            r.prompt_count--;
+        batch = reserve_rows(self, &r, &pages);
         free(r.prompts);
-        arrays_close(prompts, depths ? 3 : 2);
     }
-    arrays_close(in, 2);
-    return packed;
+    free(pages.sizes);
+    return batch;
+}
+
+/* frames_for(pages) -> the frames that pages need, 2**64-1 if they are more. */
+static PyObject *owner_frames_for(Owner *self, PyObject *rows)
+{
+    requested_pages pages;
+    if (!owner_ready(self) || !requested_pages_of(rows, &pages))
+        return NULL;
+    uint64_t frames = frames_of(&pages, self->shared.view.frame_bytes);
+    free(pages.sizes);
+    return PyLong_FromUnsignedLongLong(frames);
 }
 
 /* attach(pid, uid, started, token, name, kernel_id, lock) -> slot, -1 if all are taken; the present slot of an

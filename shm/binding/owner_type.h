@@ -24,6 +24,7 @@ static PyMethodDef owner_methods[] = {
     {"mappings", (PyCFunction)owner_mappings, METH_NOARGS, NULL},
     {"reserve", (PyCFunction)owner_reserve, METH_VARARGS, NULL},
     {"serve_reserve", (PyCFunction)(void (*)(void))owner_serve_reserve, METH_FASTCALL, NULL},
+    {"frames_for", (PyCFunction)owner_frames_for, METH_O, NULL},
     {"attach", (PyCFunction)owner_attach, METH_VARARGS, NULL},
     {"keep_only", (PyCFunction)owner_keep_only, METH_VARARGS, NULL},
     {"reap", (PyCFunction)owner_reap, METH_VARARGS, NULL},

@@ -248,7 +248,7 @@ def test_a_response_without_a_request_is_ignored(fake: FakeDaemon, asking: Clien
     pending = asking.reserve_async(prompt(0, 2), 1)
     peer, request = fake.next()
     right = fake.answer_to(peer, request)
-    unknown = type(right)(request.number + 1000, right.outcomes, right.entries, right.serials)
+    unknown = type(right)(request.number + 1000, right.pages)
     peer.send(unknown, right, right)
     assert pending.wait(5).publish().stored == 2
     assert asking.attached

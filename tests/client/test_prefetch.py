@@ -123,7 +123,7 @@ def test_responses_to_other_requests_and_of_other_types_are_ignored(daemon: Fake
     peer, request = daemon.next_fetch()
     peer.send(
         Fetched(request.number + 1000, bytes(2)),
-        Reserved(request.number, bytes(2), bytes(8), bytes(16)),
+        Reserved(request.number, bytes(32)),
         Findings(request.number, []),
     )
     answer(*daemon.next_fetch())

@@ -15,7 +15,7 @@ import numpy as np
 
 from eventually import eventually
 from numbered_pages import key_of, keys_of, read_page, write_page
-from pagetier.shm._core import Pins, ReserveOutcome, Session
+from pagetier.shm._core import Pins, ReserveOutcome, Session, answer_columns, page_requests
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.protocol import BUILD, Attach, Fetch, Fetched, FetchOutcome, Reserve, Reserved, Space
 from running_daemon import START_S, RunningDaemon
@@ -65,14 +65,15 @@ class Engine:
         """Stores a chain of pages and returns the outcomes."""
         pages = list(numbers)
         sizes = struct.pack(f"<{len(pages)}Q", *[PAGE] * len(pages))
-        answer = self.link.ask(Reserve(next(self._numbers), SPACE, 0, 1, keys_of(pages), sizes), WAIT_S)
+        answer = self.link.ask(Reserve(next(self._numbers), SPACE, 0, 1, page_requests(keys_of(pages), sizes)), WAIT_S)
         assert isinstance(answer, Reserved)
+        outcomes, entries, serials = answer_columns(answer.pages)
         for at, number in enumerate(pages):
-            if answer.outcomes[at] == ReserveOutcome.GRANTED:
-                entry = answer.entries[4 * at : 4 * at + 4]
+            if outcomes[at] == ReserveOutcome.GRANTED:
+                entry = entries[4 * at : 4 * at + 4]
                 write_page(self.session, entry, content_of(number))
-                assert self.session.publish(entry, answer.serials[8 * at : 8 * at + 8], 0) == b"\1"
-        return answer.outcomes
+                assert self.session.publish(entry, serials[8 * at : 8 * at + 8], 0) == b"\1"
+        return outcomes
 
     def ask_fetch(self, numbers: Iterable[int], timeout: float = WAIT_S) -> None:
         """Sends a fetch request without waiting for the response."""

@@ -12,6 +12,7 @@ import numpy as np
 from anonymous_segments import DAY_NS, Memory, attach
 from fake_device import FakeDevice
 from keyed_pages import assert_exact, page_of
+from page_reservations import answer_rows, reserve
 from pagetier.client import Keys, Namespace
 from pagetier.client.adapters import AsyncCopier, Part, PendingReservation
 from pagetier.client.async_copy.stream_queue import StreamQueue
@@ -147,8 +148,9 @@ class Process:
         """
         request, keys = self.wire.sent.popleft(), self.asked.popleft()
         assert isinstance(request, Reserve)
-        answers = self.world.reserve(self.slot, self.session, request.keys, self.cache.page_bytes, ttl_ns)
-        self.wire.answers.append(Reserved(request.number, *answers))
+        answers = self.world.reserve(self.slot, self.session, keys.data, self.cache.page_bytes, ttl_ns)
+        rows = answer_rows(*answers)
+        self.wire.answers.append(Reserved(request.number, rows))
         self.requests.pump(cast(Link, self.wire))
         return keys, [at for at, outcome in enumerate(answers[0]) if outcome == ReserveOutcome.GRANTED]
 
@@ -192,7 +194,7 @@ class CopyingWorld:
     def reserve(self, slot: int, session: Session, keys: bytes, size: int, ttl_ns: int) -> tuple[bytes, bytes, bytes]:
         """Grants pages, and asserts that no granted frame is used by a device."""
         sizes = np.full(len(keys) // KEY_BYTES, size, np.uint64)
-        answers = self.owner.reserve(slot, self.space, 0, 1, ttl_ns, keys, sizes)
+        answers = reserve(self.owner, slot, self.space, 0, 1, ttl_ns, keys, sizes)
         granted = np.flatnonzero(np.frombuffer(answers[0], np.uint8) == ReserveOutcome.GRANTED)
         poison = np.full(size, POISON, np.uint8)
         for entry in np.frombuffer(answers[1], np.uint32)[granted].tolist():

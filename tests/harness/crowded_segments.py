@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from anonymous_segments import DAY_NS, attach
+from page_reservations import reserve
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import BUILD
@@ -28,7 +29,7 @@ def crowded_segments() -> Iterator[Segments]:
         for number in range(NAMESPACES):
             space = taken.owner.space(os.urandom(KEY_BYTES), "<" * 100 + str(number), 16, 0, 0)
             size = _FRAME.to_bytes(8, "little")
-            taken.owner.reserve(slots[number % ENGINES], space, 0, 1, DAY_NS, os.urandom(KEY_BYTES), size)
+            reserve(taken.owner, slots[number % ENGINES], space, 0, 1, DAY_NS, os.urandom(KEY_BYTES), size)
         yield taken
     finally:
         taken.remove()

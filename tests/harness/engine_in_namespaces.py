@@ -20,7 +20,8 @@ import numpy as np
 from bare_engine import PAGE, SPACE, WAIT_S, Engine, content_of
 from in_namespaces import within
 from numbered_pages import keys_of, write_page
-from pagetier.shm._core import Pins, ReserveOutcome
+from page_reservations import outcomes_of
+from pagetier.shm._core import Pins, ReserveOutcome, answer_columns, page_requests
 from pagetier.shm.protocol import Reserve, Reserved
 
 HELD, LATE, CHAIN = 16, 8, 6
@@ -36,10 +37,12 @@ class HoldingEngine(Engine):
         assert set(self.store(self._held)) == {ReserveOutcome.GRANTED}
         self._pins = self.session.match(Pins, None, keys_of(self._held))
         late = range(first + HELD, first + HELD + LATE)
-        request = Reserve(next(self._numbers), SPACE, 0, 1, keys_of(late), struct.pack(f"<{LATE}Q", *[PAGE] * LATE))
+        pages = page_requests(keys_of(late), struct.pack(f"<{LATE}Q", *[PAGE] * LATE))
+        request = Reserve(next(self._numbers), SPACE, 0, 1, pages)
         answer = self.link.ask(request, WAIT_S)
-        assert isinstance(answer, Reserved) and set(answer.outcomes) == {ReserveOutcome.GRANTED}
-        self._late = [(number, answer.entries[4 * at : 4 * at + 4]) for at, number in enumerate(late)]
+        assert isinstance(answer, Reserved) and set(outcomes_of(answer)) == {ReserveOutcome.GRANTED}
+        entries = answer_columns(answer.pages).entries
+        self._late = [(number, entries[4 * at : 4 * at + 4]) for at, number in enumerate(late)]
         self.write(self._late[: LATE // 2])
 
     def write(self, pages: Sequence[tuple[int, bytes]]) -> None:

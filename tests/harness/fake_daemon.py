@@ -97,8 +97,8 @@ class FakeDaemon:
     def answer_to(self, peer: Peer, request: Reserve) -> Reserved:
         """Returns the response of the real index."""
         space = self.owner.space(request.space.digest, request.space.name, request.space.page_tokens, 0, 0)
-        answers = self.owner.reserve(peer.slot, space, request.part, request.parts, DAY_NS, request.keys, request.sizes)
-        return Reserved(request.number, *answers)
+        batch = self.owner.reserve(peer.slot, space, request.part, request.parts, DAY_NS, request.pages)
+        return Reserved(request.number, batch.pages)
 
     def hang_up(self) -> None:
         """Closes all connections."""

@@ -13,6 +13,7 @@ from typing import TypeVar
 from anonymous_segments import DAY_NS
 from eventually import Stopwatch
 from index_with_disk import Place, key, u32, u64
+from page_reservations import reserve
 from pagetier.shm._core import HISTORY_BYTES, Pins, ReserveOutcome, TierFlag
 from pagetier.shm.message_codec import pack
 from pagetier.shm.process import Process
@@ -97,7 +98,7 @@ class FleetWorkerProcess:
     def read(self, number: int, *names: str, size: int = 4096) -> None:
         """Grants the worker frames for pages, and sends a Read of them."""
         keys, sizes = b"".join(map(key, names)), u64(*[size] * len(names))
-        outcomes, entries, serials = self.place.owner.reserve(self.slot, self.place.space, 0, 1, DAY_NS, keys, sizes)
+        outcomes, entries, serials = reserve(self.place.owner, self.slot, self.place.space, 0, 1, DAY_NS, keys, sizes)
         assert set(outcomes) == {ReserveOutcome.GRANTED}
         self.send(Read(number, entries, serials, keys, sizes, u32(*[0] * len(names)), (SPACE,)))
 

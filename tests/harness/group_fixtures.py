@@ -10,6 +10,7 @@ from enum import IntEnum
 import numpy as np
 
 from anonymous_segments import DAY_NS, Memory, attach
+from page_reservations import reserve
 from pagetier.shm._core import (
     KEY_BYTES,
     AttachmentCounts,
@@ -90,7 +91,7 @@ class Grouped:
     def _store(self, names: Iterable[int]) -> None:
         keys = b"".join(map(key_of, names))
         sizes = np.ones(len(keys) // KEY_BYTES, np.uint64)
-        _, entries, serials = self.owner.reserve(self.session.slot, self._space, 0, 1, DAY_NS, keys, sizes)
+        _, entries, serials = reserve(self.owner, self.session.slot, self._space, 0, 1, DAY_NS, keys, sizes)
         assert self.session.publish(entries, serials, 0) == b"\1" * len(sizes)
 
     def _write_out(self) -> None:

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from anonymous_segments import DAY_NS, Memory, attach
 from index_model import FRAME, Hand, Model, Page, State
 from index_with_disk import u32, u64
+from page_reservations import reserve
 from pagetier.shm._core import KEY_BYTES, Pins, ReserveOutcome, Session
 from pagetier.shm.geometry import Geometry
 
@@ -211,7 +212,7 @@ class StoringMachine(RuleBasedStateMachine):
         before = list(self.model.by_key.values())
         keys = b"".join(KEYS[key] for key in chain)
         ttl = 1 if late else DAY_NS
-        answers = self.owner.reserve(member.slot, number, part, count, ttl, keys, u64(*asked))
+        answers = reserve(self.owner, member.slot, number, part, count, ttl, keys, u64(*asked))
         outcomes, entries, serials = (
             np.frombuffer(a, t).tolist() for a, t in zip(answers, ("u1", "<u4", "<u8"), strict=True)
         )

@@ -6,6 +6,7 @@ import numpy as np
 
 from anonymous_segments import DAY_NS, Memory, attach
 from numbered_pages import read_page, write_page
+from page_reservations import reserve
 from pagetier.shm._core import KEY_BYTES, Owner, Pins, ReservedPages, ReserveOutcome, Session, WriteResult
 from pagetier.shm.geometry import Geometry
 
@@ -47,7 +48,7 @@ class Place:
 
     def store(self, name: str, size: int = FRAME) -> int:
         """Stores a page whose bytes are its name."""
-        outcomes, entries, serials = self.owner.reserve(self.slot, self.space, 0, 1, DAY_NS, key(name), u64(size))
+        outcomes, entries, serials = reserve(self.owner, self.slot, self.space, 0, 1, DAY_NS, key(name), u64(size))
         assert outcomes == bytes([ReserveOutcome.GRANTED])
         self.fill(ints(entries, 4)[0], ints(serials, 8)[0], name.encode() * (size // len(name)))
         return ints(entries, 4)[0]

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from enum import Enum
 from hashlib import sha256
 
 import numpy as np
 
 from anonymous_segments import DAY_NS, Memory, attach
-from pagetier.shm._core import KEY_BYTES, HintKind, Owner, Pins, PromptKind, ReserveOutcome, Session
+from page_reservations import reserve
+from pagetier.shm._core import KEY_BYTES, HintKind, Owner, Pins, ReserveOutcome, Session
 from pagetier.shm.geometry import Geometry
 
 FRAME = 4096
 _TICK_BITS = 20
 LEARNING = 2000  # stores of one page after which the policy has learned, with at most 1,024 frames
+
+
+class PromptKind(Enum):
+    """How the pages of a store depend on each other: not known, each on those before it, or not at all."""
+
+    UNKNOWN = 0
+    KNOWN = 1
+    NONE = 2
 
 
 class LearningIndex:
@@ -56,11 +66,11 @@ class LearningIndex:
         size: int = FRAME,
     ) -> bytes:
         """Stores pages and returns their outcomes."""
-        about = (kind, bytes(4), parent or bytes(KEY_BYTES), bytes(4), hint, DAY_NS)
+        prompts = {PromptKind.UNKNOWN: None, PromptKind.NONE: (), PromptKind.KNOWN: ((0, parent, -1),)}[kind]
         space = self.owner.space(bytes(KEY_BYTES), "test", 16, 0, 0)
         sizes = np.full(len(keys), size, np.uint64).tobytes()
-        outcomes, entries, serials = self.owner.reserve(
-            self.slot, space, part, 1, DAY_NS, b"".join(keys), sizes, 0, *about
+        outcomes, entries, serials = reserve(
+            self.owner, self.slot, space, part, 1, DAY_NS, b"".join(keys), sizes, prompts, hint, DAY_NS
         )
         granted = np.frombuffer(outcomes, np.uint8) == ReserveOutcome.GRANTED
         chosen = np.frombuffer(entries, np.uint32)[granted], np.frombuffer(serials, np.uint64)[granted]

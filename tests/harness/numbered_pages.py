@@ -9,6 +9,7 @@ from hashlib import sha256
 
 import numpy as np
 
+import page_reservations
 from anonymous_segments import DAY_NS, attach
 from oracle.page_contents import content
 from pagetier.shm._core import KEY_BYTES, Owner, Pins, ReserveOutcome, Session
@@ -48,7 +49,7 @@ def session_of(descriptors: list[int], slot: int) -> Session:
 def reserve(owner: Owner, slot: int, numbers: list[int]) -> tuple[bytes, bytes, bytes]:
     sizes = np.array([len(content_of(number)) for number in numbers], np.uint64)
     space = owner.space(bytes(KEY_BYTES), "test", 16, 0, 0)
-    return owner.reserve(slot, space, 0, 1, DAY_NS, keys_of(numbers), sizes)
+    return page_reservations.reserve(owner, slot, space, 0, 1, DAY_NS, keys_of(numbers), sizes)
 
 
 def write(session: Session, entry: bytes, number: int) -> None:

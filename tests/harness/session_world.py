@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anonymous_segments import DAY_NS, Memory, attach
+from page_reservations import reserve
 from pagetier.shm._core import KEY_BYTES, Owner, Pins, ReserveOutcome, Session, TierFlag
 from pagetier.shm.geometry import Geometry
 
@@ -31,7 +32,7 @@ class SessionWorld:
     def reserve(self, session: Session, number: int, size: int) -> tuple[bytes, bytes]:
         space = self.owner.space(bytes(KEY_BYTES), "test", 16, 0, 0)
         sizes = np.array([size], np.uint64)
-        outcome, entry, serial = self.owner.reserve(session.slot, space, 0, 1, DAY_NS, KEYS[number], sizes)
+        outcome, entry, serial = reserve(self.owner, session.slot, space, 0, 1, DAY_NS, KEYS[number], sizes)
         assert outcome == bytes([ReserveOutcome.GRANTED])
         return entry, serial
 

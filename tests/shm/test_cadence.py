@@ -8,8 +8,8 @@ from hashlib import sha256
 
 import pytest
 
-from learning_index import LEARNING, LearningIndex, learn
-from pagetier.shm._core import KEY_BYTES, Pins, PromptKind, ReserveOutcome, TierFlag, WriteRule
+from learning_index import LEARNING, LearningIndex, PromptKind, learn
+from pagetier.shm._core import Pins, ReserveOutcome, TierFlag, WriteRule
 
 
 def sessions(dice: random.Random, count: int) -> Iterator[list[int]]:
@@ -190,8 +190,3 @@ def test_pages_of_no_worth_are_left_out_and_take_no_room() -> None:
         left_out += outcomes.count(ReserveOutcome.LEFT_OUT)
     assert left_out > 1000
     engine.check()
-
-
-def test_a_kind_of_prompt_that_does_not_exist_is_rejected() -> None:
-    with pytest.raises(ValueError, match="prompt kind 9"):
-        LearningIndex(32).store([bytes(KEY_BYTES)], b"", 9)  # type: ignore[arg-type]

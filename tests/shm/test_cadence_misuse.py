@@ -12,10 +12,11 @@ from hashlib import sha256
 import numpy as np
 import pytest
 
+import page_reservations
 from anonymous_segments import DAY_NS
 from core_records import lock_words
-from learning_index import FRAME, LearningIndex, learn
-from pagetier.shm._core import KEY_BYTES, Pins, PromptKind, ReserveOutcome
+from learning_index import FRAME, LearningIndex, PromptKind, learn
+from pagetier.shm._core import KEY_BYTES, Pins, ReserveOutcome
 
 FAR = 2**63  # a huge tick
 NO_PARENT = bytes(KEY_BYTES)
@@ -32,10 +33,8 @@ def reserve(engine: LearningIndex, keys: bytes, begins: list[int], parents: list
     """Reserves pages of some prompts in one request. Returns their outcomes."""
     space = engine.owner.space(NO_PARENT, "test", 16, 0, 0)
     sizes = np.full(len(keys) // KEY_BYTES, FRAME, np.uint64).tobytes()
-    begun = np.array(begins, np.uint32).tobytes()
-    reserved = engine.owner.reserve(
-        engine.slot, space, 0, 1, DAY_NS, keys, sizes, 0, PromptKind.KNOWN, begun, b"".join(parents)
-    )
+    prompts = tuple((begin, parent, -1) for begin, parent in zip(begins, parents, strict=True))
+    reserved = page_reservations.reserve(engine.owner, engine.slot, space, 0, 1, DAY_NS, keys, sizes, prompts)
     return reserved.outcomes
 
 
@@ -142,12 +141,12 @@ def test_a_request_never_evicts_pages_of_its_own_other_prompts(learns: bool) -> 
     engine.check()
 
 
-@pytest.mark.parametrize("begins", [[], [1], [0, 0], [0, 2, 1], [0, 9], [0, 2**32 - 1]])
+@pytest.mark.parametrize("begins", [[1], [0, 0], [0, 2, 1], [0, 9], [0, 2**32 - 1]])
 def test_prompts_that_do_not_divide_the_pages_are_rejected(begins: list[int]) -> None:
     with pytest.raises(ValueError, match="do not divide"):
         reserve(LearningIndex(32), bytes(4 * KEY_BYTES), begins, [NO_PARENT] * len(begins))
 
 
-def test_each_prompt_has_a_page_before_it() -> None:
-    with pytest.raises(ValueError, match="elements"):
-        reserve(LearningIndex(32), bytes(4 * KEY_BYTES), [0, 2], [NO_PARENT])
+def test_the_key_before_a_prompt_has_the_length_of_a_key() -> None:
+    with pytest.raises(ValueError, match="has 31 bytes"):
+        reserve(LearningIndex(32), bytes(4 * KEY_BYTES), [0, 2], [NO_PARENT, bytes(31)])

@@ -18,7 +18,6 @@ from pagetier.shm._core import (
     EventReason,
     EventsResult,
     IdleResult,
-    PromptKind,
     ReserveOutcome,
     StructLayout,
     TierFlag,
@@ -31,7 +30,6 @@ STUB = ast.parse((SHM / "_core.pyi").read_text())
 CLASSES = [node for node in STUB.body if isinstance(node, ast.ClassDef)]
 ENUMERATIONS: list[tuple[type[Enum], str, str]] = [
     (ReserveOutcome, "core/daemon/requests.h", "enum pt_outcome"),
-    (PromptKind, "core/daemon/requests.h", "enum pt_prompt_kind"),
     (WriteRule, "core/daemon/disk_devices.h", "enum pt_write_rule"),
     (WriteResult, "core/daemon/write_behind.h", "enum pt_write_result"),
     (TierFlag, "core/common/layout.h", "enum { PT_TIER"),

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from anonymous_segments import DAY_NS
 from index_with_disk import FRAME, Place, ints, key, u32, u64
-from pagetier.shm._core import DISK_DEVICES, KEY_BYTES, SLOTS, ReserveOutcome, WriteResult, WriteRule
+from pagetier.shm._core import (
+    DISK_DEVICES,
+    KEY_BYTES,
+    SLOTS,
+    ReserveOutcome,
+    WriteResult,
+    WriteRule,
+    answer_columns,
+    page_requests,
+)
 
 REFUSED: list[tuple[str, tuple[object, ...]]] = [
     ("disk_open", (8, len(WriteRule))),
@@ -73,6 +82,11 @@ names = st.lists(st.sampled_from("abcdefghijklmnop"), min_size=1, max_size=6)
 numbers = st.lists(st.integers(0, 14) | st.integers(0, 2**32 - 1), max_size=6)
 
 
+def rows(keys: bytes, size: int) -> bytes:
+    """Returns rows of pages of this size."""
+    return page_requests(keys, u64(*[size] * (len(keys) // KEY_BYTES)))
+
+
 def steps() -> st.SearchStrategy[tuple[str, tuple[Any, ...]]]:
     """Returns random calls of a faulty daemon."""
     devices = st.integers(0, 1)
@@ -109,7 +123,12 @@ def steps() -> st.SearchStrategy[tuple[str, tuple[Any, ...]]]:
             st.just("fetch"),
             st.tuples(st.just(u32(0, 0)), st.sampled_from([1, DAY_NS]), keys, st.sampled_from([u64(0, 0), u64(1, 3)])),
         ),
-        keys.map(lambda k: ("reserve", (0, 0, 0, 1, DAY_NS, k, u64(*[FRAME + len(k) % 3] * (len(k) // KEY_BYTES))))),
+        keys.map(
+            lambda k: (
+                "reserve",
+                (0, 0, 0, 1, DAY_NS, page_requests(k, u64(*[FRAME + len(k) % 3] * (len(k) // KEY_BYTES)))),
+            )
+        ),
         st.tuples(st.just("evict"), st.tuples(st.integers(0, 8), st.integers(0, 9))),
         st.tuples(st.just("flush"), st.tuples(st.integers(-1, 3), st.integers(0, 5))),
         st.tuples(st.just("settle"), st.just(())),
@@ -124,7 +143,8 @@ def test_random_calls_leave_the_index_consistent(asked: list[tuple[str, tuple[An
     for name, arguments in asked:
         got = getattr(place.owner, name)(*arguments)
         if name in ("fetch", "reserve"):
-            for outcome, entry, serial in zip(got[0], ints(got[1], 4), ints(got[2], 8), strict=True):
+            outcomes, entries, serials = got if name == "fetch" else answer_columns(got.pages)
+            for outcome, entry, serial in zip(outcomes, ints(entries, 4), ints(serials, 8), strict=True):
                 if outcome == ReserveOutcome.GRANTED and chance.random() < 0.7:
                     place.session.publish(u32(entry), u64(serial), 0)
                 elif outcome == ReserveOutcome.GRANTED and chance.random() < 0.7:

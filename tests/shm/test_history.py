@@ -16,12 +16,12 @@ from anonymous_segments import DAY_NS, attach
 from core_records import disk_histories, histories
 from index_with_disk import u32, u64
 from learning_index import FRAME, LearningIndex, learn
+from page_reservations import reserve
 from pagetier.shm._core import (
     HISTORY_BYTES,
     HISTORY_LAYOUT,
     KEY_BYTES,
     NO_ENTRY,
-    PromptKind,
     ReserveOutcome,
     TierFlag,
     WriteResult,
@@ -153,19 +153,17 @@ def test_the_number_of_a_page_is_that_in_its_prompt(learns: bool) -> None:
     space = engine.owner.space(bytes(KEY_BYTES), "test", 16, 0, 0)
     sizes = u64(*[FRAME] * 6)
 
-    def placed(parents: bytes, numbers: bytes) -> tuple[bytes, bytes]:
-        """Reserves the pages as two prompts of three. Returns their entries and serials."""
-        reserved = engine.owner.reserve(
-            engine.slot, space, 0, 1, DAY_NS, b"".join(keys), sizes, 0, PromptKind.KNOWN, u32(0, 3), parents, numbers
-        )
+    def placed(*prompts: tuple[int, bytes, int]) -> tuple[bytes, bytes]:
+        """Reserves the pages as these prompts. Returns their entries and serials."""
+        reserved = reserve(engine.owner, engine.slot, space, 0, 1, DAY_NS, b"".join(keys), sizes, prompts)
         return reserved.entries, reserved.serials
 
     def numbers_of(entries: bytes) -> list[int]:
         return [depths(engine)[entry] for entry in np.frombuffer(entries, np.uint32)]
 
-    entries, serials = placed(keys[2] + NO_KEY, u32(41, 0))
+    entries, serials = placed((0, keys[2], 40), (3, b"", -1))
     assert numbers_of(entries) == [41, 42, 43, 0, 0, 0]
-    entries, serials = placed(NO_KEY + keys[2], u32(0, 0))
+    entries, serials = placed((0, b"", -1), (3, keys[2], -1))
     assert numbers_of(entries) == [41, 42, 43, 44, 45, 46], "the second prompt follows the first one"
     engine.session.publish(entries, serials, 0)
     adopted_again(engine, learns=learns)

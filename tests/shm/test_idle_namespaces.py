@@ -10,6 +10,7 @@ import pytest
 from anonymous_segments import DAY_NS
 from core_records import lock_words
 from index_with_disk import GEOMETRY, Place, key
+from page_reservations import reserve
 from pagetier.shm._core import KEY_BYTES, IdleResult, Pins, TierFlag, WriteResult
 
 ANY_NS = 0
@@ -89,7 +90,7 @@ def test_a_pinned_page_is_in_use(two: Place) -> None:
 
 
 def test_a_page_that_is_being_written_is_in_use(two: Place) -> None:
-    two.owner.reserve(two.slot, two.space, 0, 1, DAY_NS, key("open"), (1).to_bytes(8, "little"))
+    reserve(two.owner, two.slot, two.space, 0, 1, DAY_NS, key("open"), (1).to_bytes(8, "little"))
     assert drop(two) == "space"
     assert drop(two) == ""
     two.owner.keep_only(two.slot, b"")

@@ -10,6 +10,7 @@ from hashlib import sha256
 import pytest
 
 from anonymous_segments import DAY_NS, Memory, attach
+from page_reservations import reserve
 from pagetier.shm._core import KEY_BYTES, LookupCurve, Observer, Owner
 from pagetier.shm.geometry import Geometry
 
@@ -47,7 +48,7 @@ class Cache:
 
     def _store(self, prompt: int) -> None:
         sizes = array("Q", [FRAME] * PAGES)
-        _, entries, serials = self.owner.reserve(self._slot, self._space, 0, 1, DAY_NS, _keys(prompt), sizes)
+        _, entries, serials = reserve(self.owner, self._slot, self._space, 0, 1, DAY_NS, _keys(prompt), sizes)
         self._session.publish(entries, serials, 0)
         self.owner.settle()
         self._seen.add(prompt)

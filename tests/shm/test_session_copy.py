@@ -12,6 +12,7 @@ import pytest
 from anonymous_segments import DAY_NS
 from child_process import in_child
 from copy_oracle import Bytes
+from page_reservations import reserve
 from pagetier.shm._core import KEY_BYTES, Observer, Pins, Session, TierFlag, miss
 from session_world import KEYS, SessionWorld
 from strided_tables import FRAME, Shape, Tables
@@ -32,7 +33,7 @@ class StridedWorld(SessionWorld):
         space = self.owner.space(bytes(KEY_BYTES), "test", 48, 0, 0)
         sizes = np.full(count, self.size if size is None else size, np.uint64)
         keys = b"".join(KEYS[:count])
-        outcomes, entries, serials = self.owner.reserve(self.session.slot, space, 0, 1, DAY_NS, keys, sizes)
+        outcomes, entries, serials = reserve(self.owner, self.session.slot, space, 0, 1, DAY_NS, keys, sizes)
         assert outcomes == bytes(count)
         return entries, serials
 

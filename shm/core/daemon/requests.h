@@ -51,11 +51,19 @@ typedef struct {
     uint32_t refused; /* pages after those of the batch that are refused: they only count as missed (mrc/missed.h) */
 } pt_request;
 
+/* What a message asks of one page. A row has no padding, so that no byte of it is undefined. */
+typedef struct {
+    uint8_t key[PT_KEY_BYTES];
+    uint64_t size;
+} pt_page_request;
+
+/* The answer to one page, and a row of the message with all answers. */
 typedef struct {
     enum pt_outcome outcome;
     uint32_t entry;
     uint64_t serial;
 } pt_answer;
+_Static_assert(sizeof(pt_answer) == 16 && sizeof(pt_page_request) == PT_KEY_BYTES + 8, "rows have no padding");
 
 static inline pt_answer pt_answer_with(pt_owner *o, enum pt_outcome outcome, uint32_t entry)
 {

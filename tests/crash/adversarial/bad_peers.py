@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from eventually import pace
-from pagetier.shm._core import KEY_BYTES, HintKind
+from pagetier.shm._core import KEY_BYTES, HintKind, page_requests
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.message_codec import pack
 from pagetier.shm.protocol import (
@@ -194,7 +194,7 @@ def asking(path: Path) -> None:
     """Sends the most expensive requests over one connection."""
     space = Space(b"h" * KEY_BYTES, "hostile", 16)
     keys = os.urandom(KEY_BYTES * 1000)
-    reserve = Reserve(1, space, 0, 1, keys, struct.pack("<Q", 1 << 16) * 1000)
+    reserve = Reserve(1, space, 0, 1, page_requests(keys, struct.pack("<Q", 1 << 16) * 1000))
     hint = HintPages(0, os.urandom(KEY_BYTES * 1000), HintKind.KEEP, 1e300)
     _flood(path, Attach(BUILD, 7, "asking"), Check(1), Flush(2, None), reserve, Fetch(3, keys, 1e6), Save(4), hint)
 

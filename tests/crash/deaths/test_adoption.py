@@ -13,6 +13,7 @@ import pytest
 
 from anonymous_segments import DAY_NS, Memory, attach
 from elapsed import processor_s
+from page_reservations import reserve
 from pagetier.shm._core import KEY_BYTES, Pins
 from pagetier.shm.geometry import Geometry
 
@@ -34,7 +35,7 @@ def _stored(memory: Memory) -> bytes:
     sizes = np.full(_AT_ONCE, _FRAME, "<u8").tobytes()
     for first in range(0, _ENTRIES, _AT_ONCE):
         chain = keys[KEY_BYTES * first : KEY_BYTES * (first + _AT_ONCE)]
-        _, entries, serials = owner.reserve(slot, space, 0, 1, DAY_NS, chain, sizes)
+        _, entries, serials = reserve(owner, slot, space, 0, 1, DAY_NS, chain, sizes)
         assert session.publish(entries, serials, 0).count(1) == _AT_ONCE
     return keys[: KEY_BYTES * _AT_ONCE]
 

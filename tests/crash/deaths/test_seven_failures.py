@@ -18,8 +18,9 @@ from eventually import Second, eventually
 from file_changes import write_at
 from in_process_server import Peer
 from keyed_pages import PAGE, found, page_of, pages_of, prompt, store
+from page_reservations import outcomes_of
 from pagetier.client import Client, Outcome
-from pagetier.shm._core import KEY_BYTES
+from pagetier.shm._core import KEY_BYTES, page_requests
 from pagetier.shm.protocol import (
     BUILD,
     Attach,
@@ -30,6 +31,7 @@ from pagetier.shm.protocol import (
     Findings,
     Flush,
     Flushed,
+    Prompt,
     Reserve,
     Reserved,
     Space,
@@ -76,15 +78,16 @@ def test_a_writer_that_dies_before_its_commit_is_never_served(daemon: RunningDae
 
 def test_an_error_gets_a_response_and_delays_no_later_request(daemon: RunningDaemon) -> None:
     space = Space(b"d" * KEY_BYTES, "space", 16)
+    pages = page_requests(bytes(KEY_BYTES), PAGE.to_bytes(8, "little"))
     with Peer(daemon.socket) as peer:
         peer.ask(Attach(BUILD, 1, "asks nonsense"))
         peer.send(
-            Reserve(1, space, 0, 1, b"a key of another length", bytes(8)),
-            Reserve(2, space, 7, 3, bytes(KEY_BYTES), PAGE.to_bytes(8, "little")),
-            Reserve(3, Space(b"too short", "space", 16), 0, 1, bytes(KEY_BYTES), PAGE.to_bytes(8, "little")),
+            Reserve(1, space, 0, 1, pages, prompts=(Prompt(1),)),
+            Reserve(2, space, 7, 3, pages),
+            Reserve(3, space, 0, 0, pages),
             Fetch(4, b"no key", 1.0),
             Flush(5, None, "no such tier"),
-            Reserve(6, space, 0, 1, bytes(KEY_BYTES), PAGE.to_bytes(8, "little")),
+            Reserve(6, space, 0, 1, pages),
             Check(7),
         )
         answers: dict[int, Reserved | Fetched | Flushed | Findings] = {}
@@ -95,7 +98,7 @@ def test_an_error_gets_a_response_and_delays_no_later_request(daemon: RunningDae
     wrong = [answers[number] for number in (1, 2, 3, 4)]
     assert all(isinstance(answer, Reserved | Fetched) and answer.reason for answer in wrong), answers
     granted = answers[6]
-    assert isinstance(granted, Reserved) and granted.outcomes == b"\0"
+    assert isinstance(granted, Reserved) and outcomes_of(granted) == b"\0"
     assert answers[7] == Findings(7, [])
 
 

@@ -49,7 +49,7 @@ class Stores:
         self.served: list[str] = []
 
     def ask(self, name: str, pages: int) -> None:
-        self.waiting.serve_when_disk_has_room(sizes(pages), lambda: self.served.append(name))
+        self.waiting.serve_when_disk_has_room(pages, lambda: self.served.append(name))
 
 
 @pytest.mark.parametrize(("pages", "patience"), [(2, PATIENCE_S), (7, 0)], ids=["free frames", "no timeout"])

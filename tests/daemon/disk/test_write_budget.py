@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pagetier.daemon.disk.write_budget import Budget
 from pagetier.shm._core import ReserveOutcome, TierFlag
+from pagetier.shm.page_rows import PAGE_ANSWERS, PAGE_REQUESTS, PageAnswer, PageRequest
 from virtual_time_loop import OwnTimeLoop
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
@@ -23,8 +24,9 @@ def note(
     """Notes a prompt of which the first `on_disk` pages are on disk, too."""
     pages = len(outcomes)
     tiers = bytes([TierFlag.BOTH] * on_disk + [TierFlag.MEMORY] * (pages - on_disk))
-    numbers, sizes = struct.pack(f"<{pages}I", *reservations), struct.pack(f"<{pages}Q", *[size] * pages)
-    budget.note(bytes(outcomes), numbers, tiers, sizes)
+    asked = PAGE_REQUESTS.pack(PageRequest(bytes(32), size) for _ in outcomes)
+    answers = PAGE_ANSWERS.pack(PageAnswer(outcome, 0, 0) for outcome in outcomes)
+    budget.note(asked, answers, struct.pack(f"<{pages}I", *reservations), tiers)
 
 
 def left(budget: Budget) -> int:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from page_reservations import answer_rows
 from pagetier.daemon.common import loop_clock
 from pagetier.daemon.config.remote_options import RemoteOptions
 from pagetier.daemon.fleet.fleet_tier import _OPENING_S, _PATIENCE, _SILENT_S, FleetTier
 from pagetier.daemon.reads.lower_tier_reads import LowerTierReads
 from pagetier.daemon.status.fleet_status import FleetStatus
-from pagetier.shm._core import KEY_BYTES, ReserveOutcome
+from pagetier.shm._core import KEY_BYTES, ReserveOutcome, page_requests
 from pagetier.shm.protocol import Reserve, Reserved, Space
 from pagetier.shm.segments import Segments
 from pagetier.tiers.base import FleetState
@@ -92,8 +93,10 @@ async def test_a_worker_has_time_to_open_its_fleet(segments: Segments, monkeypat
 async def test_a_worker_that_loses_a_command_is_replaced(segments: Segments, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet(segments, monkeypatch)
     fleet.tier.hear(FleetOpened(STATE))
-    request = Reserve(1, Space(bytes(KEY_BYTES), "model", 16), 0, 1, os.urandom(KEY_BYTES), struct.pack("<Q", 4096))
-    fleet.tier.note_stored(request, Reserved(1, bytes([ReserveOutcome.GRANTED]), bytes(4), bytes(8)), 4096)
+    pages = page_requests(os.urandom(KEY_BYTES), struct.pack("<Q", 4096))
+    request = Reserve(1, Space(bytes(KEY_BYTES), "model", 16), 0, 1, pages)
+    granted = answer_rows(bytes([ReserveOutcome.GRANTED]), bytes(4), bytes(8))
+    fleet.tier.note_stored(request, Reserved(1, granted), 4096)
     await fleet.lives(1.0)  # until it is written
     assert sum(isinstance(command, Write) for command in fleet.commands) == 1
     await fleet.lives(fleet.timeout * (_PATIENCE + 1) - 1.0)

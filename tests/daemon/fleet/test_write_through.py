@@ -6,8 +6,9 @@ import struct
 
 import pytest
 
+from page_reservations import answer_rows
 from pagetier.daemon.fleet.write_through import WriteThrough
-from pagetier.shm._core import ReserveOutcome
+from pagetier.shm._core import ReserveOutcome, page_requests
 from pagetier.shm.protocol import ProtocolError, Reserve, Reserved, Space
 from pagetier.tiers.worker_protocol import Command, Stored, Write, Wrote
 from virtual_time_loop import OwnTimeLoop
@@ -33,9 +34,9 @@ class Queue:
     def store(self, names: str, outcomes: list[int] | None = None, size: int = MIB, part: int = 0) -> None:
         count = len(names)
         keys = b"".join(name.encode() * 32 for name in names)
-        request = Reserve(1, SPACE, part, 2, keys, struct.pack(f"<{count}Q", *[size] * count))
+        request = Reserve(1, SPACE, part, 2, page_requests(keys, struct.pack(f"<{count}Q", *[size] * count)))
         entries, serials = struct.pack(f"<{count}I", *range(count)), struct.pack(f"<{count}Q", *range(count))
-        response = Reserved(1, bytes(outcomes or [GRANTED] * count), entries, serials)
+        response = Reserved(1, answer_rows(bytes(outcomes or [GRANTED] * count), entries, serials))
         self.writes.note(request, response, size * count)
 
     def after(self, seconds: float) -> list[str]:

@@ -12,27 +12,29 @@ import pytest
 from anonymous_segments import DAY_NS
 from learning_index import FRAME, LearningIndex
 from pagetier.daemon.index.prompts import reserve_prompts, wrong_prompts
-from pagetier.shm._core import KEY_BYTES, HintKind, ReserveOutcome
-from pagetier.shm.message_codec import pack, read_request
+from pagetier.shm._core import KEY_BYTES, HintKind, ReserveOutcome, answer_columns, page_requests
+from pagetier.shm.message_codec import pack
+from pagetier.shm.page_rows import PAGE_REQUESTS
 from pagetier.shm.protocol import REQUEST_LIMIT, Prompt, Reserve, Space
 
 SPACE = Space(bytes(KEY_BYTES), "test", 16, 0, 0)
-_CHAINS = 8  # the place of the prompts in the message, after which earlier builds have nothing
 PARENT = bytes(KEY_BYTES)
 Prompts = tuple[Prompt, ...] | None
 
 
 def request(pages: int, prompts: Prompts) -> Reserve:
     sizes = np.full(pages, FRAME, np.uint64).tobytes()
-    return Reserve(1, SPACE, 0, 1, os.urandom(pages * KEY_BYTES), sizes, 0, prompts)
+    return Reserve(1, SPACE, 0, 1, page_requests(os.urandom(pages * KEY_BYTES), sizes), 0, prompts)
 
 
 def answer(engine: LearningIndex, asked: Reserve, pages: int) -> bytes:
     """Reserves the first pages of a request. Returns their outcomes."""
     space = engine.owner.space(SPACE.digest, "test", 16, 0, 0)
-    outcomes, entries, serials = reserve_prompts(engine.owner, engine.slot, space, DAY_NS, asked, pages)
-    assert len(entries) == 4 * len(outcomes) and len(serials) == 8 * len(outcomes)
-    return outcomes
+    batch = reserve_prompts(engine.owner, engine.slot, space, DAY_NS, asked, pages)
+    outcomes = answer_columns(batch.pages).outcomes
+    assert len(outcomes) == PAGE_REQUESTS.count(asked.pages)
+    assert outcomes[pages:] == bytes([ReserveOutcome.REFUSED_FULL]) * (len(outcomes) - pages)
+    return outcomes[:pages]
 
 
 @pytest.mark.parametrize(
@@ -70,10 +72,10 @@ def test_a_request_without_pages_is_answered() -> None:
 def test_the_longest_request_of_prompts_of_one_page_is_answered_at_once() -> None:
     engine = LearningIndex(16384)
     answer(engine, request(16384, None), 16384)  # all are being written
-    asked = request(300_000, tuple(Prompt(page) for page in range(300_000)))
+    asked = request(190_000, tuple(Prompt(page) for page in range(190_000)))
     assert REQUEST_LIMIT * 0.8 < len(pack(asked)) < REQUEST_LIMIT
     began = time.thread_time()
-    assert not wrong_prompts(asked) and answer(engine, asked, 300_000).count(ReserveOutcome.REFUSED_FULL) == 300_000
+    assert not wrong_prompts(asked) and answer(engine, asked, 190_000).count(ReserveOutcome.REFUSED_FULL) == 190_000
     assert time.thread_time() - began < 5
 
 
@@ -81,10 +83,3 @@ def test_the_longest_request_of_prompts_of_one_page_is_answered_at_once() -> Non
 def test_the_time_to_live_of_no_hint_is_any_number(ttl: float) -> None:
     asked = msgspec.structs.replace(request(1, ()), hint=HintKind.NONE, hint_ttl=ttl)
     assert answer(LearningIndex(32), asked, 1) == bytes([ReserveOutcome.GRANTED])
-
-
-def test_a_client_of_an_earlier_build_does_not_say_the_number_of_a_page() -> None:
-    asked = request(4, (Prompt(0), Prompt(3, PARENT)))
-    earlier = msgspec.msgpack.decode(pack(asked)[4:])
-    earlier[_CHAINS:] = [[[0, b""], [3, PARENT]]]
-    assert read_request(msgspec.msgpack.encode(earlier)) == asked

@@ -12,11 +12,13 @@ from anonymous_segments import DAY_NS, Memory
 from child_process import attached
 from core_records import header_with
 from eventually import eventually
+from page_reservations import reserve
 from pagetier.client import Client
 from pagetier.daemon.index.quotas import NO_LIMIT, StoreQuota
 from pagetier.daemon.index.slots import MOST_SLOTS, has_slot, why_no_slot
 from pagetier.shm._core import KEY_BYTES, IndexHeader
 from pagetier.shm.geometry import Geometry
+from pagetier.shm.page_rows import PAGE_REQUESTS, PageRequest
 from pagetier.shm.process import Process
 from running_daemon import RunningDaemon, namespace
 
@@ -42,13 +44,20 @@ class Arena:
     def frames_writing(self, slot: int) -> int:
         return self.writing
 
+    def frames_for(self, pages: bytes) -> int:
+        return sum(-(-page.size // FRAME) for page in PAGE_REQUESTS.read(pages))
+
     def settle(self) -> int:
         self.writing -= self.finished
         return self.writing
 
 
+def rows(*sizes: int) -> bytes:
+    return PAGE_REQUESTS.pack(PageRequest(bytes(KEY_BYTES), size) for size in sizes)
+
+
 def pages(arena: Arena, share: float, *sizes: int) -> int:
-    return StoreQuota(arena, share).pages(0, struct.pack(f"<{len(sizes)}Q", *sizes))  # type: ignore[arg-type]
+    return StoreQuota(arena, share).pages(0, rows(*sizes))  # type: ignore[arg-type]
 
 
 def test_a_request_is_granted_up_to_the_quota() -> None:
@@ -71,7 +80,7 @@ def test_processes_that_are_not_visible_have_quotas_of_their_own() -> None:
     assert owner.process_of(one) == owner.process_of(moved) != owner.process_of(other)
     space = owner.space(bytes(KEY_BYTES), "test", 16, 0, 0)
     for slot in (one, moved, other):
-        owner.reserve(slot, space, 0, 1, DAY_NS, bytes([slot] * KEY_BYTES), struct.pack("<Q", 4096))
+        reserve(owner, slot, space, 0, 1, DAY_NS, bytes([slot] * KEY_BYTES), struct.pack("<Q", 4096))
     assert [owner.frames_writing(slot) for slot in (one, moved, other)] == [2, 2, 1]
     for token in range(10, 10 + MOST_SLOTS - 2):
         owner.attach(0, 0, 0, token, "", 5)
@@ -85,10 +94,10 @@ def test_a_process_has_room_for_certain_as_far_as_its_pages_were_counted() -> No
     arena = Arena(2000)
     quota = StoreQuota(arena, 0.5)  # type: ignore[arg-type]
     assert quota.frames_left(0) == 1000
-    quota.add(0, 400, 399 * FRAME + 1)  # of which each may use one frame only partly
+    quota.add(0, 400)
     arena.writing = 400
-    assert quota.frames_left(0) == 1000 - 799
-    assert quota.pages(0, struct.pack("<600Q", *[FRAME] * 600)) == 600 and quota.frames_left(0) == 0
+    assert quota.frames_left(0) == 600
+    assert quota.pages(0, rows(*[FRAME] * 600)) == 600 and quota.frames_left(0) == 0
     arena.writing = 0
     assert quota.frames_left(0) == 1000
     assert StoreQuota(Arena(2000, writing=1), 0.5).frames_left(0) == 0  # type: ignore[arg-type]
@@ -105,12 +114,10 @@ def test_a_process_has_room_for_certain_as_far_as_its_pages_were_counted() -> No
 )
 def test_the_reason_names_the_limit_that_a_page_exceeds(share: float, sizes: list[int], reason: str) -> None:
     bounds = StoreQuota(Arena(2000), share)  # type: ignore[arg-type]
-    answer = bounds.why_refused(struct.pack(f"<{len(sizes)}Q", *sizes), 1)
+    answer = bounds.why_refused(sizes[1])
     assert answer.startswith(f"a page of {sizes[1]} bytes never fits, and waiting does not help: ")
     assert reason in answer
-    assert "quota of reserved and unwritten pages: store.share" in bounds.why_refused(
-        struct.pack("<Q", 1000 * FRAME), 0
-    )
+    assert "quota of reserved and unwritten pages: store.share" in bounds.why_refused(1000 * FRAME)
 
 
 def test_a_page_that_exceeds_a_limit_is_said_to_never_fit() -> None:
@@ -127,7 +134,7 @@ def test_a_page_that_exceeds_a_limit_is_said_to_never_fit() -> None:
 def test_a_page_that_never_fits_does_not_reject_the_pages_after_it() -> None:
     quota = StoreQuota(Arena(2000), 0.5)  # type: ignore[arg-type]
     asked = [1001 * FRAME, 400 * FRAME, 400 * FRAME, 1001 * FRAME, FRAME]
-    assert [quota.pages(0, struct.pack("<Q", size)) for size in asked] == [0, 1, 1, 0, 1]
+    assert [quota.pages(0, rows(size)) for size in asked] == [0, 1, 1, 0, 1]
 
 
 def test_without_a_quota_everything_is_allowed() -> None:

@@ -12,6 +12,7 @@ from types import BuiltinMethodType, FrameType
 
 from anonymous_segments import DAY_NS, attach
 from in_process_server import SMALL
+from page_reservations import reserve
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.http.http_server import daemon_numbers
 from pagetier.daemon.index.service import Service
@@ -43,7 +44,7 @@ def fill(owner: Owner, slot: int) -> None:
     for number in range(SMALL.spaces):
         space = owner.space(bytes([number]) * KEY_BYTES, f"space {number}", 16, 0, 0)
         size = SMALL.frame_bytes.to_bytes(8, "little")
-        outcomes, _, _ = owner.reserve(slot, space, 0, 1, DAY_NS, os.urandom(KEY_BYTES), size)
+        outcomes, _, _ = reserve(owner, slot, space, 0, 1, DAY_NS, os.urandom(KEY_BYTES), size)
         assert outcomes == bytes([ReserveOutcome.GRANTED])
 
 

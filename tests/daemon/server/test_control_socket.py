@@ -21,7 +21,7 @@ from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.control_socket import Server
 from pagetier.daemon.status.publisher import StatusPublisher
-from pagetier.shm._core import KEY_BYTES
+from pagetier.shm._core import KEY_BYTES, page_requests
 from pagetier.shm.protocol import (
     BUILD,
     GREETING_LIMIT,
@@ -32,6 +32,7 @@ from pagetier.shm.protocol import (
     Flush,
     Flushed,
     Observe,
+    Prompt,
     Refusal,
     Request,
     Reserve,
@@ -75,9 +76,13 @@ def engine(path: Path) -> Iterator[Peer]:
         peer.send(Detach())
 
 
+HUGE = struct.pack("<Q", 1 << 63)
+
+
 def reserve(number: int = 1, **fields: Any) -> Reserve:
     """Returns a request for a page of 4,096 bytes, changed by `fields`."""
-    request = {"space": SPACE, "part": 0, "parts": 1, "keys": os.urandom(KEY_BYTES), "sizes": struct.pack("<Q", 4096)}
+    pages = page_requests(os.urandom(KEY_BYTES), struct.pack("<Q", 4096))
+    request = {"space": SPACE, "part": 0, "parts": 1, "pages": pages}
     return Reserve(number, **{**request, **fields})
 
 
@@ -211,17 +216,15 @@ def test_a_client_of_another_build_continues_without_the_daemon(path: Path, monk
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"keys": b"x" * 33}, "33 bytes are not a whole number of keys"),
-        ({"sizes": b"x" * 7}, "7 bytes of sizes for 1 pages"),
         ({"parts": 0}, "part 0 of 0"),
         ({"part": 2, "parts": 2}, "part 2 of 2"),
-        ({"part": -1}, "part -1 of 1"),
-        ({"parts": 1 << 40}, "at most 32 parts"),
-        ({"space": Space(b"short", "s", 16)}, "a namespace's digest has 32 bytes, not 5"),
-        ({"space": Space(b"d" * KEY_BYTES, "s", -1)}, "pages of -1 tokens"),
-        ({"space": Space(b"d" * KEY_BYTES, "s", 16, 1 << 20)}, "group 1048576"),
-        ({"sizes": bytes(8)}, "a page of 0 bytes cannot be stored"),
-        ({"sizes": struct.pack("<Q", 1 << 63)}, f"a page of {1 << 63} bytes never fits, and waiting does not help"),
+        ({"parts": 33}, "at most 32 parts"),
+        ({"prompts": (Prompt(1),)}, "the begins of 1 prompts"),
+        ({"pages": page_requests(bytes(KEY_BYTES), bytes(8))}, "a page of 0 bytes cannot be stored"),
+        (
+            {"pages": page_requests(bytes(KEY_BYTES), struct.pack("<Q", 1 << 63))},
+            f"a page of {1 << 63} bytes never fits, and waiting does not help",
+        ),
     ],
 )
 def test_an_invalid_request_is_rejected_with_a_reason(engine: Peer, fields: dict[str, Any], reason: str) -> None:

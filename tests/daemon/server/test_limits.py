@@ -12,7 +12,7 @@ import pytest
 from in_process_server import Peer
 from pagetier.daemon.host.peer_credentials import Caller, Rights
 from pagetier.daemon.server.limits import MOST_OF_PROCESS, MOST_SILENT, MOST_UNFINISHED, MOST_WATCHING, ConnectionLimits
-from pagetier.shm._core import KEY_BYTES
+from pagetier.shm._core import KEY_BYTES, page_requests
 from pagetier.shm.message_codec import pack
 from pagetier.shm.protocol import (
     GREETING_LIMIT,
@@ -107,8 +107,9 @@ def test_many_requests_are_all_answered_in_order(path: Path) -> None:
     with Peer(path) as peer, Peer(path) as other:
         peer.attach()
         other.observe()
-        space, sizes = Space(b"d" * KEY_BYTES, "space", 16), struct.pack("<Q", 4096) * 60
-        peer.send(*[Reserve(number, space, 0, 1, bytes(KEY_BYTES * 60), sizes) for number in range(80)])
+        space = Space(b"d" * KEY_BYTES, "space", 16)
+        pages = page_requests(bytes(KEY_BYTES * 60), struct.pack("<Q", 4096) * 60)
+        peer.send(*[Reserve(number, space, 0, 1, pages) for number in range(80)])
         assert other.ask(Check(1)) == Findings(1, [])
         answers = [peer.answer() for _ in range(80)]
         assert [answer.number for answer in answers if isinstance(answer, Reserved)] == list(range(80))

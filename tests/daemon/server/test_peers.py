@@ -26,7 +26,7 @@ from pagetier.daemon.host.peer_credentials import Rights, peer_of, rights_of
 from pagetier.daemon.index.slots import MOST_SLOTS
 from pagetier.daemon.server.control_socket import locked_out
 from pagetier.daemon.status.disk_report import Standing
-from pagetier.shm._core import KEY_BYTES
+from pagetier.shm._core import KEY_BYTES, page_requests
 from pagetier.shm.protocol import (
     BUILD,
     Attach,
@@ -51,7 +51,8 @@ EIGHT = IdRange(8, 8)
 
 
 def test_peers_may_leave_before_their_response(path: Path) -> None:
-    reserve = Reserve(1, Space(b"d" * KEY_BYTES, "space", 16), 0, 1, bytes(KEY_BYTES), struct.pack("<Q", 4096))
+    pages = page_requests(bytes(KEY_BYTES), struct.pack("<Q", 4096))
+    reserve = Reserve(1, Space(b"d" * KEY_BYTES, "space", 16), 0, 1, pages)
     before = sum(open_descriptors().values())
     for _ in range(100):
         with Peer(path) as peer:

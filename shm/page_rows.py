@@ -1,0 +1,76 @@
+"""The rows of messages about several pages: each row is one page, and its fields lie where the core's struct has them.
+
+A message carries the rows as bytes, which the core reads and writes in one pass. Python reads single rows, or all of
+them, where it needs a page's fields; code with many pages and numpy reads columns (`client/page_columns.py`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from pagetier.shm._core import (
+    PAGE_ANSWER_LAYOUT,
+    PAGE_REQUEST_LAYOUT,
+    StructLayout,
+)
+
+_FORMATS: Final = {1: "B", 4: "I", 8: "Q"}  # by the bytes of a field; others are bytes
+
+
+class PageRequest(NamedTuple):
+    """A page of Reserve: its key, and the bytes of the whole page."""
+
+    key: bytes
+    size: int
+
+
+class PageAnswer(NamedTuple):
+    """A page of Reserved: a ReserveOutcome, and the page's entry and serial."""
+
+    outcome: int
+    entry: int
+    serial: int
+
+
+_Row = TypeVar("_Row", PageRequest, PageAnswer)
+
+
+class RowType(Generic[_Row]):
+    """Packs and reads the rows of one struct of the core."""
+
+    def __init__(self, layout: StructLayout, row: type[_Row]) -> None:
+        formats = [_FORMATS.get(size, f"{size}s") for _, _, size in layout.fields]
+        self._struct = struct.Struct("<" + "".join(formats))
+        self._row: type[_Row] = row
+        assert self._struct.size == layout.size and row._fields == tuple(name for name, _, _ in layout.fields)
+
+    def pack(self, rows: Iterable[_Row]) -> bytes:
+        """Returns the bytes of rows."""
+        return b"".join(self._struct.pack(*row) for row in rows)
+
+    def read(self, packed: bytes) -> Iterator[_Row]:
+        """Yields all rows."""
+        return map(self._row._make, self._struct.iter_unpack(packed))
+
+    def row(self, packed: bytes, number: int) -> _Row:
+        """Returns one row."""
+        row: _Row = self._row._make(self._struct.unpack_from(packed, number * self._struct.size))
+        return row
+
+    def first(self, packed: bytes, count: int) -> bytes:
+        """Returns the bytes of the first rows."""
+        return packed[: count * self._struct.size]
+
+    def count(self, packed: bytes) -> int:
+        """Returns the number of whole rows."""
+        return len(packed) // self._struct.size
+
+    def is_whole(self, packed: bytes) -> bool:
+        """Returns whether the bytes are a whole number of rows."""
+        return not len(packed) % self._struct.size
+
+
+PAGE_REQUESTS: Final = RowType(PAGE_REQUEST_LAYOUT, PageRequest)
+PAGE_ANSWERS: Final = RowType(PAGE_ANSWER_LAYOUT, PageAnswer)

@@ -1,0 +1,112 @@
+"""Tests the rows of messages against the structs of the core, and the frames that carry them."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagetier.shm import _core
+from pagetier.shm._core import KEY_BYTES, PAGE_ANSWER_LAYOUT, PAGE_REQUEST_LAYOUT, answer_columns, page_requests
+from pagetier.shm.message_codec import LENGTH, pack, read_answer, read_request
+from pagetier.shm.page_rows import PAGE_ANSWERS, PAGE_REQUESTS, PageAnswer, PageRequest
+from pagetier.shm.protocol import Prompt, ProtocolError, Reserve, Reserved, Space
+
+U8, U32, U64 = st.integers(0, 2**8 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+KEYS = st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES)
+PAGES = st.lists(st.builds(PageRequest, KEYS, U64), max_size=5)
+ANSWERS = st.lists(st.builds(PageAnswer, U8, U32, U64), max_size=5)
+PARENTS = KEYS.filter(any) | st.just(b"")
+PROMPTS = st.lists(st.builds(Prompt, U32, PARENTS, st.integers(-1, 2**24 - 1)), max_size=3).map(tuple)
+REQUEST = Reserve(7, Space(b"d" * KEY_BYTES, "né", 16, 2, 64), 1, 2, bytes(80), 3, (Prompt(0, b"p" * KEY_BYTES, 5),))
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Reserve:
+    hint = draw(st.sampled_from([0.0, 1.5, 3600.0, math.inf]))
+    space = Space(draw(KEYS), draw(st.text(max_size=80)), draw(U32), draw(U8), draw(U32))
+    pages, prompts = PAGE_REQUESTS.pack(draw(PAGES)), draw(st.none() | PROMPTS)
+    return Reserve(draw(U64), space, draw(U8), draw(U8), pages, draw(U32), prompts, draw(U32), hint)
+
+
+def body(message: Reserve | Reserved) -> bytes:
+    packed = pack(message)
+    assert LENGTH.unpack_from(packed)[0] == len(packed) - LENGTH.size
+    return packed[LENGTH.size :]
+
+
+@given(PAGES)
+def test_rows_of_requests_are_what_the_core_packs(pages: list[PageRequest]) -> None:
+    sizes = struct.pack(f"<{len(pages)}Q", *(page.size for page in pages))
+    packed = page_requests(b"".join(page.key for page in pages), sizes)
+    assert packed == PAGE_REQUESTS.pack(pages) and list(PAGE_REQUESTS.read(packed)) == pages
+    assert PAGE_REQUESTS.count(packed) == len(pages) and len(packed) == PAGE_REQUEST_LAYOUT.size * len(pages)
+    assert [PAGE_REQUESTS.row(packed, number) for number in range(len(pages))] == pages
+    assert list(PAGE_REQUESTS.read(PAGE_REQUESTS.first(packed, 2))) == pages[:2]
+
+
+@given(ANSWERS)
+def test_columns_are_the_fields_of_rows(answers: list[PageAnswer]) -> None:
+    packed = PAGE_ANSWERS.pack(answers)
+    outcomes, entries, serials = answer_columns(packed)
+    assert list(outcomes) == [answer.outcome for answer in answers]
+    assert list(struct.unpack(f"<{len(answers)}I", entries)) == [answer.entry for answer in answers]
+    assert list(struct.unpack(f"<{len(answers)}Q", serials)) == [answer.serial for answer in answers]
+    assert len(packed) == PAGE_ANSWER_LAYOUT.size * len(answers) and PAGE_ANSWERS.is_whole(packed)
+
+
+@pytest.mark.parametrize("packed", [bytes(1), bytes(39), bytes(41)])
+def test_a_part_of_a_row_is_refused(packed: bytes) -> None:
+    assert not PAGE_REQUESTS.is_whole(packed)
+    with pytest.raises(ValueError, match="no whole number"):
+        pack(Reserve(1, REQUEST.space, 0, 1, packed))
+    with pytest.raises(ValueError, match="no whole number"):
+        answer_columns(packed)
+
+
+@given(requests())
+def test_a_request_is_read_as_it_was_packed(request: Reserve) -> None:
+    assert read_request(body(request)) == request
+
+
+@given(U64, ANSWERS, st.text(max_size=99))
+def test_a_response_is_read_as_it_was_packed(number: int, answers: list[PageAnswer], reason: str) -> None:
+    answer = Reserved(number, PAGE_ANSWERS.pack(answers), reason)
+    assert read_answer(body(answer)) == answer
+
+
+def test_a_long_reason_is_cut() -> None:
+    answer = read_answer(body(Reserved(1, bytes(16), "x" * 70_000)))
+    assert answer == Reserved(1, bytes(16), "x" * 65_535)
+
+
+@pytest.mark.parametrize("message", [REQUEST, Reserved(9, bytes(32), "né")])
+def test_a_frame_of_another_length_is_refused(message: Reserve | Reserved) -> None:
+    whole, read = body(message), read_request if isinstance(message, Reserve) else read_answer
+    wrong = [*(whole[:end] for end in range(len(whole))), whole + b"\0"]
+    if isinstance(message, Reserved):  # the length of the message alone says how many rows it has
+        wrong = [cut for cut in wrong if (len(cut) - len(whole)) % PAGE_ANSWER_LAYOUT.size or len(cut) < 12]
+    for cut in wrong:
+        with pytest.raises(ProtocolError, match="no message of this protocol"):
+            read(cut)
+
+
+def test_a_text_that_is_not_utf_8_is_refused() -> None:
+    for message, read in ((REQUEST, read_request), (Reserved(9, b"", "né"), read_answer)):
+        with pytest.raises(ProtocolError, match="no message of this protocol"):
+            read(body(message).replace("é".encode(), b"\xff\xfe"))
+
+
+@pytest.mark.parametrize("prompts", [[(0, b"", 0)], ((0, b"x", 0),), (("0", b"", 0),), (0,)])
+def test_prompts_of_other_types_are_refused(prompts: object) -> None:
+    fields = (1, bytes(KEY_BYTES), "s", 16, 0, 0, 0, 1, bytes(40), 0, prompts, 0, 0)
+    with pytest.raises((TypeError, ValueError)):
+        _core.pack_reserve(*fields)  # type: ignore[arg-type]
+
+
+def test_a_digest_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="32 bytes, not 5"):
+        pack(Reserve(1, Space(b"short", "s", 16), 0, 1, bytes(40)))
