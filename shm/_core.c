@@ -1,4 +1,5 @@
 /* _core.c - the only binding of the C core, on CPython's stable ABI. The contracts are in core/ and in _core.pyi. */
+#include "binding/compression.h"
 #include "binding/key_hashes.h"
 #include "binding/layouts.h"
 #include "binding/owner_type.h"
@@ -37,6 +38,9 @@ static PyMethodDef functions[] = {
     {"check_slots", check_slots, METH_VARARGS, NULL},
     {"check_blocks", check_blocks, METH_VARARGS, NULL},
     {"check_blocks_apart", check_blocks_apart, METH_VARARGS, NULL},
+    {"compress", compress_page, METH_VARARGS, NULL},
+    {"expand", expand_page, METH_VARARGS, NULL},
+    {"compresses_fast", compresses_fast, METH_NOARGS, NULL},
     {0},
 };
 

@@ -3,6 +3,7 @@
 An Array is any contiguous buffer of little-endian elements, named as u8, u32, u64.
 """
 
+from collections.abc import Sequence
 from enum import IntEnum, IntFlag
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias, TypeVar, final
@@ -473,6 +474,27 @@ def page_requests(keys: Array, sizes: Array, /) -> _Bytes:
 
 def miss(kind: type[_P], context: object, asked: int, /) -> _P:
     """Returns an empty match, for callers without a session."""
+
+def compress(parts: Sequence[Array], out: Array, /) -> int:
+    """Compresses a page of 16-bit floats without loss; other pages become a little longer.
+
+    Args:
+        parts: The bytes of the page, in order. They do not change during the call.
+        out: Gets the compressed page.
+
+    Returns:
+        The bytes that were written; 0 if they are more than `out` has.
+    """
+
+def expand(data: Array, parts: Sequence[Array], /) -> bool:
+    """Fills the parts of a page from what compress() wrote, and zeros after it.
+
+    Returns whether `data` was that, for a page of this size. Any data is safe, also if another process changes it; the
+    parts have undefined bytes after False.
+    """
+
+def compresses_fast() -> bool:
+    """Returns whether this processor has the vector instructions (AVX2) of compress() and expand()."""
 
 def gather(
     arena: int,
