@@ -305,6 +305,7 @@ bench: venv $(VENV)/.kernels
 	@$(BIN)/python bench/lookup.py
 	@$(BIN)/python bench/round_trip.py
 	@$(BIN)/python bench/hostcopy.py
+	@$(BIN)/python bench/compression.py
 	@$(BIN)/python bench/large_host.py
 	@$(BIN)/python bench/disk.py
 	@$(BIN)/python bench/overlap.py

@@ -1,7 +1,7 @@
 """The checksum of a page's bytes, the same in all tiers.
 
-It is computed before a page is written: by `store_together` of each store, and by `PlainCodec.pack` of the fleet. It is
-verified in the page's frames after each read: by `verified` in disk/reader.py, and by `verify` in fleet/objects.py.
+It is computed before a page is written: by `store_together` of each store, and by the codecs of the fleet. It is
+verified in the page's frames after each read: by `verified` in disk/reader.py, and by those codecs.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Final
 
 import xxhash
 
+CHECKSUM_BYTES: Final = 16
 _SIZE: Final = struct.Struct("<Q")
 
 

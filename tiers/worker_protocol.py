@@ -14,7 +14,7 @@ nanoseconds of the realtime clock. A history is what is known of the uses of a p
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -67,6 +67,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
         trusted: Whether Mooncake may be used without a fleet key.
         timeout_s: How long one call of the store may take, in seconds.
         buffers: The limit of the bytes of bounce buffers.
+        compress: Whether pages are compressed where that is faster than the store.
     """
 
     url: str
@@ -75,6 +76,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     trusted: bool = False
     timeout_s: float = 2.0
     buffers: int = 256 << 20
+    compress: Literal["auto", "off"] = "auto"
 
 
 class ServeFleet(_WorkerMessage, frozen=True):

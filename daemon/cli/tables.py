@@ -61,7 +61,8 @@ def fleet_line(fleet: FleetStatus) -> str:
     errors = f", {fleet.errors:,} failed" if fleet.errors else ""
     questions = f"{asked:,} questions, {fleet.found:,} found, {fleet.late:,} late{errors}"
     dropped = f", {format_size(fleet.dropped_bytes)} dropped" if fleet.dropped_bytes else ""
-    moved = f"read {format_size(fleet.read_bytes)}, wrote {format_size(fleet.written_bytes)}"
+    compressed = f", {format_size(fleet.stored_bytes)} compressed" if fleet.stored_bytes < fleet.written_bytes else ""
+    moved = f"read {format_size(fleet.read_bytes)}, wrote {format_size(fleet.written_bytes)}{compressed}"
     present = f" ({counted(fleet.present, 'page')} present already{dropped})"
     unwritten = _unwritten(fleet.waiting, "to be written again", fleet.write_trouble)
     unwritten += _unwritten(fleet.failed, "given up", fleet.given_up)

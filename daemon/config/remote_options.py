@@ -54,6 +54,15 @@ class RemoteOptions(Section, frozen=True, kw_only=True):
         choice_setting("Write pages to the fleet soon after they are stored, or only read.", "through", "never"),
     ] = "through"
     rate: Annotated[int, size_setting("Most bytes that are written to the fleet per second; 0: no limit.")] = 0
+    compress: Annotated[
+        Literal["auto", "off"],
+        choice_setting(
+            "Compress pages without loss, where that makes them shorter and the store is slower than a core compresses;"
+            " hosts of older versions do not read them.",
+            "auto",
+            "off",
+        ),
+    ] = "auto"
     ask_timeout: Annotated[
         float, duration_setting("How long the fleet may take to say which pages it has; then they are misses.")
     ] = 0.05
@@ -72,4 +81,5 @@ class RemoteOptions(Section, frozen=True, kw_only=True):
             trusted=self.trusted == "yes",
             timeout_s=self.timeout,
             buffers=self.buffers,
+            compress=self.compress,
         )

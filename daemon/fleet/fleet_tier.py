@@ -16,7 +16,6 @@ from pagetier.daemon.fleet.absent_pages import UNREADABLE_S
 from pagetier.daemon.fleet.breaker import Call
 from pagetier.daemon.fleet.fleet_health import FleetHealth
 from pagetier.daemon.fleet.questions import Answered, FleetQuestions
-from pagetier.daemon.fleet.read_rate import ReadRate
 from pagetier.daemon.fleet.write_through import WriteThrough
 from pagetier.daemon.reads.lower_tier_reads import FLEET, LowerTierReads
 from pagetier.daemon.status.fleet_status import FleetStatus
@@ -29,6 +28,7 @@ from pagetier.shm.segments import Segments
 from pagetier.shm.units import counted
 from pagetier.tiers import worker_protocol
 from pagetier.tiers.base import FleetState
+from pagetier.tiers.busy_rate import BusyRate
 from pagetier.tiers.worker_protocol import (
     Command,
     Complete,
@@ -85,7 +85,7 @@ class FleetTier:
         self._supervisor = Supervisor(segments, options.fleet, self, loop, self._source(socket))
         self._is_open = False
         self._heard_at = self._asked_at = self._turn_at = 0.0
-        self._rate = ReadRate()
+        self._rate = BusyRate()
         self.report = FleetStatus(url=options.url)
         self._owner.set_fleet_breaker(1)
 
@@ -190,7 +190,7 @@ class FleetTier:
 
         def send_read(command: Command) -> None:
             if isinstance(command, Read):
-                self._rate.asked(command, self._loop.time())
+                self._rate.began(len(command.serials) // 8, self._loop.time())
             send(command)
 
         self._reads.begin(FLEET, slot, send_read)
@@ -252,7 +252,7 @@ class FleetTier:
         now = self._loop.time()
         if report.damaged:
             self.questions.absent.add(report.damaged, now, UNREADABLE_S)
-        self._rate.came(report, done.nbytes, now)
+        self._rate.ended(len(report.read), done.nbytes, now)
         self.report = msgspec.structs.replace(
             self.report,
             read=self.report.read + done.read,

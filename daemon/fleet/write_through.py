@@ -47,6 +47,7 @@ class WriteCounts(msgspec.Struct):
 
     Attributes:
         written: Pages that are in the fleet now.
+        stored_bytes: The bytes that the store got for them: fewer than those of the pages if they were compressed.
         present: Pages that the fleet had already.
         gone: Pages that left memory, or were never complete, before they could be written.
         dropped: Pages that did not fit into the queue.
@@ -56,6 +57,7 @@ class WriteCounts(msgspec.Struct):
 
     written: int = 0
     written_bytes: int = 0
+    stored_bytes: int = 0
     present: int = 0
     gone: int = 0
     dropped: int = 0
@@ -166,6 +168,8 @@ class WriteThrough:
             raise ProtocolError("a report on pages without a write command")
         now = loop_clock.now()
         done = sum(page.size for page, stored in zip(pages, report.stored, strict=True) if stored == Stored.DONE)
+        self.counts.stored_bytes += report.disk_bytes
+        self._allowed += max(0, done - report.disk_bytes) if self.rate else 0  # what compression saved was charged, too
         if done:
             speed = done / max(1e-6, now - began)
             self._speed = speed if not self._speed else 0.8 * self._speed + 0.2 * speed
@@ -205,6 +209,7 @@ class WriteThrough:
             case Stored.PRESENT if page.why:  # an earlier write was late
                 counts.written += 1
                 counts.written_bytes += page.size
+                counts.stored_bytes += page.size
             case Stored.PRESENT:
                 counts.present += 1
             case Stored.GONE if page.why:
@@ -258,7 +263,7 @@ class WriteThrough:
             keys.add(page.key)
             pages.append(page)
             nbytes += page.size
-        self._allowed -= nbytes
+        self._allowed -= nbytes if self.rate else 0
         return pages
 
     def _drop(self, pages: int, nbytes: int) -> None:

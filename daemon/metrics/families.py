@@ -229,6 +229,8 @@ def _fleet(fleet: FleetStatus, question_seconds: Histogram) -> Iterator[Metric]:
     pages = {result: getattr(fleet, result) for result in _FLEET_PAGES}
     yield counters("remote_pages", "Pages by what became of them; of this daemon.", ["result"], pages)
     nbytes = {"read": fleet.read_bytes, "written": fleet.written_bytes, "dropped": fleet.dropped_bytes}
+    about = "Bytes that the store got for the pages that were written; of this daemon."
+    yield counter("remote_stored_bytes", about, fleet.stored_bytes)
     yield counters("remote_bytes", "Bytes of pages that were moved or dropped; of this daemon.", ["result"], nbytes)
     yield gauge("remote_queue_bytes", "Bytes that wait to be written to the fleet.", fleet.queued_bytes)
     yield gauge("remote_lent_bytes", "Bytes of the worker's buffers that are in use.", fleet.lent_bytes)

@@ -29,6 +29,7 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
         unread: Pages that were located and could not be read.
         rate: Bytes per second at which pages were read, a moving mean; 0 if not known.
         written: Pages that were written.
+        stored_bytes: Bytes that the store got for them: fewer than `written_bytes` if pages were compressed.
         present: Pages that the fleet had already.
         gone: Pages that left memory before they could be written.
         dropped: Pages that were not written because the queue was full.
@@ -61,6 +62,7 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
     rate: float = 0.0
     written: int = 0
     written_bytes: int = 0
+    stored_bytes: int = 0
     present: int = 0
     gone: int = 0
     dropped: int = 0

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from compression_conformance import CompressionConformance
 from fleet_pages import OpenedFleet, names_of, opened_fleet, with_key
 from pagetier.tiers.base import Outgoing, ReadOutcome
 from pagetier.tiers.fleet.objects import HEADER_BYTES
@@ -55,7 +56,7 @@ def changed(data: bytes, at: int) -> bytes:
     return bytes(copy)
 
 
-class StoreConformance:
+class StoreConformance(CompressionConformance):
     """The tests, with plain and with encrypted pages."""
 
     @pytest.fixture(params=CODECS)

@@ -11,10 +11,10 @@ import msgspec
 from pagetier.tiers.base import Incoming, Outgoing, PageName, ReadOutcome, ReadResult
 from pagetier.tiers.fleet.object_fleet import ObjectFleet
 from pagetier.tiers.fleet.object_store import ObjectStore
-from pagetier.tiers.fleet.objects import HEADER_BYTES, object_name
+from pagetier.tiers.fleet.objects import object_name
 from pagetier.tiers.fleet.open_fleet import open_fleet
 from pagetier.tiers.worker_protocol import FleetOptions
-from store_pages import FRAME, SPACE, aligned, content_of
+from store_pages import FRAME, SPACE, aligned
 
 BUFFERS = 160 << 20
 
@@ -38,9 +38,13 @@ class OpenedFleet:
     def name(self, page: Outgoing) -> str:
         return object_name(self.options.prefix, PageName(page.space.digest, page.key))
 
+    def length(self, page: Outgoing) -> int:
+        """Returns the length of a page's object."""
+        return self.store.sizes([self.name(page)])[0]
+
     def object(self, page: Outgoing) -> bytes:
         """Returns the bytes of a page's object."""
-        return whole_object(self, self.name(page), HEADER_BYTES + page.size)
+        return whole_object(self, self.name(page), self.length(page))
 
     def replace(self, page: Outgoing, data: bytes) -> None:
         """Replaces the bytes of a page's object."""
@@ -56,11 +60,11 @@ class OpenedFleet:
         written = self.fleet.write([], pages)
         assert all(written.stored), written.reasons
 
-    def outcome(self, page: Outgoing, version: int = 0) -> ReadOutcome:
-        """Returns the outcome of a read, whose bytes are right if it is EXACT."""
+    def outcome(self, page: Outgoing) -> ReadOutcome:
+        """Returns the outcome of a read, whose bytes are those of the page if it is EXACT."""
         result, content = read_from(self.fleet, page)
         if result.outcome is ReadOutcome.EXACT:
-            assert content == content_of(page.key, page.size, version), "wrong content was reported as exact"
+            assert content == b"".join(page.frames)[: page.size], "wrong content was reported as exact"
         return result.outcome
 
 

@@ -25,7 +25,8 @@ from pagetier.tiers.fleet.object_calls import ObjectCalls
 from pagetier.tiers.fleet.object_judge import ObjectJudge
 from pagetier.tiers.fleet.object_store import ObjectStore
 from pagetier.tiers.fleet.object_writer import ObjectWriter
-from pagetier.tiers.fleet.objects import PageCodec, object_name, object_names, page_sizes
+from pagetier.tiers.fleet.objects import object_name, object_names
+from pagetier.tiers.fleet.page_packer import PagePacker
 from pagetier.tiers.fleet.store_calls import LateReads, StoreCalls
 
 _T = TypeVar("_T")
@@ -39,29 +40,30 @@ class ObjectFleet:
         store: The store.
         url: Its URL for people, without secrets.
         prefix: The first part of all names.
-        codec: How the pages are protected.
+        packer: How the pages are protected and compressed.
         buffers: The bounce buffers, in the store's memory.
         calls: Runs the store's calls.
     """
 
     def __init__(
-        self, store: ObjectStore, url: str, prefix: str, codec: PageCodec, buffers: BounceBuffers, calls: StoreCalls
+        self, store: ObjectStore, url: str, prefix: str, packer: PagePacker, buffers: BounceBuffers, calls: StoreCalls
     ) -> None:
         self._url = url
         self._prefix = prefix
         self._buffers = buffers
         self._calls = calls
         self._reads = LateReads()
-        self._judge = ObjectJudge(codec)
+        self._sizes = packer.sizes
+        self._judge = ObjectJudge(packer.codec, packer.sizes)
         self._objects = ObjectCalls(store, prefix, self._judge, buffers, calls)
-        self._writer = ObjectWriter(self._objects, codec, self._reads)
+        self._writer = ObjectWriter(self._objects, packer, self._reads)
         self._lock = threading.Lock()
         self._present = 0
 
     def locate(self, names: Sequence[PageName]) -> array[int]:
         """Returns the sizes of the pages. Raises TierError."""
         objects = [object_name(self._prefix, name) for name in names]
-        return page_sizes(self.ask(lambda: self._objects.store.sizes(objects)))
+        return self._sizes.of(self.ask(lambda: self._objects.store.sizes(objects)), (name.space for name in names))
 
     def start_locate(
         self, keys: bytes, spaces: Sequence[int], table: Sequence[Space], reply: Callable[[array[int], str], None]
@@ -76,7 +78,8 @@ class ObjectFleet:
 
         def locate() -> tuple[array[int], str]:
             try:
-                sizes = page_sizes(self._calls.twice(lambda: self._objects.store.sizes(objects), deadline))
+                lengths = self._calls.twice(lambda: self._objects.store.sizes(objects), deadline)
+                sizes = self._sizes.of(lengths, (table[space].digest for space in spaces))
                 return (sizes, "") if len(sizes) == len(objects) else (nothing, _ODD_SIZES)
             except TierError as error:
                 return nothing, str(error)
@@ -89,13 +92,13 @@ class ObjectFleet:
     def write(self, drops: Sequence[bytes], pages: Sequence[Outgoing]) -> Written:
         """Stores the pages that are not there, a few at once. After a failure of the store the others are not tried."""
         done, failed = self._writer.write(pages) if pages else ({}, {})
-        present = frozenset(number for number, is_new in done.items() if not is_new)
+        present = frozenset(number for number, nbytes in done.items() if not nbytes)
         with self._lock:
             self._present += len(present)
         return Written(
             stored=tuple(number in done for number in range(len(pages))),
             reasons=tuple("" if number in done else failed.get(number, SKIPPED) for number in range(len(pages))),
-            disk_bytes=sum(pages[number].size for number, is_new in done.items() if is_new),
+            disk_bytes=sum(done.values()),
             present=present,
         )
 

@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from typing import Final
 
 from pagetier.tiers.base import PageName, ReadOutcome, ReadResult
+from pagetier.tiers.fleet.object_lengths import PageSizes, page_size
 from pagetier.tiers.fleet.object_store import ABSENT
 from pagetier.tiers.fleet.objects import (
+    COMPRESSED,
     HEADER_BYTES,
     MAGIC,
     PLAIN,
     VERSION,
     ObjectHeader,
-    PageCodec,
     copy_to_frames,
-    is_other,
     unpack_header,
-    wrong_header,
 )
+from pagetier.tiers.fleet.page_codecs import PageCodec
 
 _ABSENT: Final = ReadResult(ReadOutcome.ABSENT)
 _EXACT: Final = ReadResult(ReadOutcome.EXACT)
@@ -28,13 +28,18 @@ _EXACT: Final = ReadResult(ReadOutcome.EXACT)
 class ObjectJudge:
     """Judges objects by one codec. Thread-safe.
 
+    Args:
+        codec: How the pages of this fleet are protected.
+        sizes: Is notified of objects that are not compressed.
+
     Attributes:
         damaged: The objects that no fleet can read.
         foreign: The objects that may be right for a fleet with another key.
     """
 
-    def __init__(self, codec: PageCodec) -> None:
+    def __init__(self, codec: PageCodec, sizes: PageSizes) -> None:
         self._codec = codec
+        self._sizes = sizes
         self._lock = threading.Lock()
         self._other_versions = 0
         self.damaged = self.foreign = 0
@@ -67,7 +72,9 @@ class ObjectJudge:
         header = unpack_header(bytes(data[:HEADER_BYTES]))  # once: others may write to the buffer
         if header.magic != MAGIC:
             return self._reject("the object has another header")
-        if is_other(header, size, length):
+        if _is_other(header, size, length):
+            if not header.codec & COMPRESSED:
+                self._sizes.note_uncompressed(name.space, header.size)
             self._other_versions += header.version != VERSION
             return _ABSENT
         return self._judge_own(name, frames, header, data[:length])
@@ -76,16 +83,22 @@ class ObjectJudge:
         self, name: PageName, frames: Sequence[memoryview], header: ObjectHeader, data: memoryview
     ) -> ReadResult:
         """Judges an object of this version, and fills the frames from it."""
-        if (header.codec, header.key_id) != (self._codec.codec, self._codec.key_id):
+        if (header.codec & ~COMPRESSED, header.key_id) != (self._codec.codec, self._codec.key_id):
             return self._reject_foreign()
-        wrong = wrong_header(header, name, len(data))
+        wrong = _wrong_header(header, name, len(data))
         if not wrong and frames:
-            # The bytes are verified where they stay, in frames that only this process uses.
-            copy_to_frames(data[HEADER_BYTES:], frames)
-            wrong = "" if self._codec.verify(header, frames) else "the checksum does not match"
+            wrong = "" if self._fills(frames, header, data[HEADER_BYTES:]) else "the checksum does not match"
         if not wrong:
             return _EXACT
         return self._reject(wrong) if self._is_own(header, name) else self._reject_foreign()
+
+    def _fills(self, frames: Sequence[memoryview], header: ObjectHeader, data: memoryview) -> bool:
+        """Fills the frames, and returns whether they are exact."""
+        # The bytes are verified where they stay, in frames that only this process uses.
+        if header.codec & COMPRESSED:
+            return self._codec.expand(header, data, frames)
+        copy_to_frames(data, frames)
+        return self._codec.verify(header, frames)
 
     def _is_own(self, header: ObjectHeader, name: PageName) -> bool:
         """Returns whether this fleet's key wrote an object, so that it is right for no other fleet."""
@@ -100,3 +113,23 @@ class ObjectJudge:
         with self._lock:
             self.foreign += 1
         return _ABSENT
+
+
+def _is_other(header: ObjectHeader, size: int, length: int) -> bool:
+    """Returns whether an object that looks whole is of another version or size."""
+    if header.header_bytes != HEADER_BYTES:
+        return False
+    return header.version != VERSION or (header.size != size and header.size == _size_of(header, length))
+
+
+def _wrong_header(header: ObjectHeader, page: PageName, length: int) -> str:
+    """Returns why an object of this length is not the one of a page, or ""."""
+    if header.header_bytes != HEADER_BYTES:
+        return "the object has another header"
+    if header.size != _size_of(header, length):
+        return f"an object of {header.size} bytes has the length of one of {_size_of(header, length)}"
+    return "" if header.page == page else "it is the object of another page"
+
+
+def _size_of(header: ObjectHeader, length: int) -> int:
+    return page_size(length) if header.codec & COMPRESSED else length - HEADER_BYTES

@@ -10,8 +10,10 @@ from typing import Final
 from pagetier.shm.failpoints import point
 from pagetier.tiers.base import Outgoing, PageName, ReadOutcome, TierError
 from pagetier.tiers.fleet.object_calls import ObjectCalls
+from pagetier.tiers.fleet.object_lengths import PageSizes
 from pagetier.tiers.fleet.object_store import ABSENT
-from pagetier.tiers.fleet.objects import HEADER_BYTES, PageCodec
+from pagetier.tiers.fleet.objects import HEADER_BYTES
+from pagetier.tiers.fleet.page_packer import PagePacker
 from pagetier.tiers.fleet.store_calls import LateReads
 
 _PUTS_AT_ONCE: Final = 4
@@ -21,15 +23,15 @@ _LENGTHS_AT_ONCE: Final = 64  # of more, S3 is asked for some only
 class ObjectWriter:
     """Writes one batch of pages after the other. Thread-safe."""
 
-    def __init__(self, objects: ObjectCalls, codec: PageCodec, reads: LateReads) -> None:
+    def __init__(self, objects: ObjectCalls, packer: PagePacker, reads: LateReads) -> None:
         self._objects = objects
-        self._codec = codec
+        self._packer = packer
         self._reads = reads
 
-    def write(self, pages: Sequence[Outgoing]) -> tuple[dict[int, bool], dict[int, str]]:
-        """Returns for each page that is in the store whether it is new, and why pages that were tried are not."""
+    def write(self, pages: Sequence[Outgoing]) -> tuple[dict[int, int], dict[int, str]]:
+        """Returns for each page that is in the store its new bytes, 0 if it was there, and why tried ones are not."""
         # 1. Ask in one call which pages are there: what another host has stored needs no upload.
-        batch = _Batch(self._objects, pages)
+        batch = _Batch(self._objects, self._packer.sizes, pages)
         try:
             absent = batch.absent()
         except TierError as error:
@@ -44,7 +46,7 @@ class ObjectWriter:
 
     def _put_all(self, absent: Sequence[int], batch: _Batch) -> None:
         """Puts pages and notes which are stored and which failed. After the first failure no other put begins."""
-        running: collections.deque[tuple[int, Callable[[], bool]]] = collections.deque()
+        running: collections.deque[tuple[int, Callable[[], int]]] = collections.deque()
         waiting = collections.deque(absent)
         while running or (waiting and not batch.failed):
             begins = waiting and not batch.failed and len(running) < _PUTS_AT_ONCE
@@ -58,21 +60,29 @@ class ObjectWriter:
             except TierError as error:
                 batch.failed[number] = str(error)
 
-    def _begin_put(self, page: Outgoing) -> Callable[[], bool]:
-        """Starts to store a page, and returns the function that waits for its end and raises TierError."""
+    def _begin_put(self, page: Outgoing) -> Callable[[], int]:
+        """Starts to store a page.
+
+        Returns:
+            The function that waits for the end, and returns the new bytes in the store without the header or raises
+            TierError.
+
+        Raises:
+            TierError: There is no buffer or no thread for it.
+        """
         deadline, page_name = self._objects.deadline(), _name(page)
         name, calls = self._objects.name(page_name), self._objects.calls
         # The object is packed into a bounce buffer, with its checksum or its tag computed from the frames. The store's
         # library never sees the arena: it may still use the buffer after the call was given up.
         with self._objects.buffer(page.size, deadline) as buffer:
-            self._codec.pack(page_name, page.size, page.frames, buffer.memory)
+            length = self._packer.pack(page_name, page.size, page.frames, buffer.memory)
             point("fleet.packed")
             buffer.retain()
 
         # The put creates the object as a whole or fails; no host replaces an object. It is the same call for S3, a
         # folder and Mooncake: see put() in s3_object_store.py and its neighbours.
         def put() -> bool:
-            return bool(self._objects.store.put(name, buffer.memory))
+            return self._packer.put(lambda: bool(self._objects.store.put(name, buffer.memory[:length])), length)
 
         try:
             call = calls.start(put, buffer, deadline)
@@ -80,9 +90,9 @@ class ObjectWriter:
             buffer.release()
             raise
 
-        def end() -> bool:
+        def end() -> int:
             try:
-                return calls.finish_or_repeat(call, put, buffer)
+                return (length - HEADER_BYTES) * calls.finish_or_repeat(call, put, buffer)
             finally:
                 buffer.release()
 
@@ -90,13 +100,14 @@ class ObjectWriter:
 
 
 class _Batch:
-    """The pages of one write: `done` says of those in the store whether they are new, `failed` why others are not."""
+    """The pages of one write: `done` has the new bytes of those in the store, `failed` why others are not."""
 
-    def __init__(self, objects: ObjectCalls, pages: Sequence[Outgoing]) -> None:
+    def __init__(self, objects: ObjectCalls, sizes: PageSizes, pages: Sequence[Outgoing]) -> None:
         self._objects = objects
+        self._sizes = sizes
         self.pages = pages
         self._names = [objects.name(_name(page)) for page in pages]
-        self.done: dict[int, bool] = {}
+        self.done: dict[int, int] = {}
         self.failed: dict[int, str] = {}
 
     def absent(self) -> list[int]:
@@ -104,7 +115,7 @@ class _Batch:
         there = self._objects.ask(lambda: [bool(one) for one in self._objects.store.exists(self._names)])
         if len(there) != len(self._names):
             raise TierError("the store's answer is not one for each object")
-        self.done = {number: False for number, is_there in enumerate(there) if is_there}
+        self.done = {number: 0 for number, is_there in enumerate(there) if is_there}
         return [number for number, is_there in enumerate(there) if not is_there]
 
     def broken(self) -> list[int]:
@@ -113,14 +124,14 @@ class _Batch:
         Questions do not show an object that is too short, and no host can read one that is larger than its arena: only
         a host that has the page can find these.
         """
-        there = [number for number, is_new in self.done.items() if not is_new]
+        there = [number for number, nbytes in self.done.items() if not nbytes]
         broken = [number for number in self._odd(there) if self._can_be_replaced(self.pages[number])]
         for number in broken:
             del self.done[number]
         return broken
 
     def _odd(self, there: Sequence[int]) -> Iterator[int]:
-        """Yields the objects that may have another length than the page's; none if the store does not answer."""
+        """Yields the objects that may be of another size than the page; none if the store does not answer."""
         for at in range(0, len(there), _LENGTHS_AT_ONCE):
             some = there[at : at + _LENGTHS_AT_ONCE]
             names = [self._names[number] for number in some]
@@ -128,8 +139,8 @@ class _Batch:
                 lengths = self._objects.ask(partial(self._objects.store.sizes, names))
             except TierError:
                 return
-            pairs = zip(some, lengths, strict=False)
-            yield from (number for number, length in pairs if length != HEADER_BYTES + self.pages[number].size)
+            sizes = self._sizes.of(lengths, [self.pages[number].space.digest for number in some])
+            yield from (number for number, size in zip(some, sizes, strict=False) if size != self.pages[number].size)
 
     def _can_be_replaced(self, page: Outgoing) -> bool:
         deadline = self._objects.deadline()

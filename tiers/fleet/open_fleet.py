@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl
 
+from pagetier.shm._core import compresses_fast
 from pagetier.tiers.base import TierError
 from pagetier.tiers.fleet.bounce_buffers import BounceBuffers
 from pagetier.tiers.fleet.fleet_options import check_options, read_key, shown
 from pagetier.tiers.fleet.object_fleet import ObjectFleet
 from pagetier.tiers.fleet.object_store import ObjectStore, StoreSettings
-from pagetier.tiers.fleet.objects import EncryptedCodec, PageCodec, PlainCodec
+from pagetier.tiers.fleet.page_codecs import EncryptedCodec, PageCodec, PlainCodec
+from pagetier.tiers.fleet.page_packer import PagePacker
 from pagetier.tiers.fleet.store_calls import LateError, StoreCalls, one_line
 from pagetier.tiers.worker_protocol import FleetOptions
+
+log = logging.getLogger("pagetier.tier")
 
 _OPENING_S: Final = 10.0
 _PROBE: Final = "probe"
@@ -42,9 +47,26 @@ def open_fleet(options: FleetOptions) -> ObjectFleet:
         timeout_s=options.timeout_s,
     )
     store = _opened(parts, _kind(parts), given)
-    fleet = ObjectFleet(store, shown(parts), options.prefix, codec, buffers, calls)
+    why_not = why_uncompressed(options) if options.compress == "auto" else ""
+    if why_not:
+        log.info("pages are not compressed for the fleet: %s", why_not)
+    packer = PagePacker(codec, "off" if why_not else options.compress)
+    fleet = ObjectFleet(store, shown(parts), options.prefix, packer, buffers, calls)
     _ask_once(fleet, store, options)
     return fleet
+
+
+def why_uncompressed(options: FleetOptions) -> str:
+    """Returns why pages cannot be compressed here, "" if they can be.
+
+    A host of a build before compression takes each object of a compressed page for one of another fleet, and leaves it
+    alone. But without a key it removes one that is longer than the store said, and only a folder says exact lengths.
+    """
+    if not compresses_fast():
+        return "this processor has no AVX2"
+    if not options.key_file and not options.url.startswith("file:"):
+        return "hosts of older versions would remove the objects: set remote.key_file"
+    return ""
 
 
 def _opened(parts: SplitResult, kind: Callable[[StoreSettings], ObjectStore], given: StoreSettings) -> ObjectStore:

@@ -91,6 +91,7 @@ def fleet(view: CacheView) -> Html:
         "breaker": _breaker(status),
         "questions": f"{asked:,}: {answers}" if asked else "none so far: the connectors of engines ask",
         "moved": f"{format_size(status.read_bytes)} read, {format_size(status.written_bytes)} written",
+        "compressed": f"to {format_size(status.stored_bytes)}" if status.stored_bytes < status.written_bytes else "",
         "queue": f"{format_size(status.queued_bytes)} wait to be written" if status.queued_bytes else "",
         "written again": f"{counted(status.waiting, 'page')}: {status.write_trouble}" if status.waiting else "",
         "given up": f"{counted(status.failed, 'page')}: {status.given_up}" if status.failed else "",

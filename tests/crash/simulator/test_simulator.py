@@ -69,7 +69,7 @@ UNVERIFIED = """
 import os, pathlib, tempfile
 folder = tempfile.mkdtemp(dir=os.environ["MUTANT"])
 pathlib.Path(folder, "sitecustomize.py").write_text(
-    "from pagetier.tiers.fleet.objects import PlainCodec\\nPlainCodec.verify = lambda self, header, frames: True\\n"
+    "from pagetier.tiers.fleet.page_codecs import PlainCodec\\nPlainCodec.verify = lambda self, header, frames: True\\n"
 )
 os.environ["PYTHONPATH"] = folder + os.pathsep + os.environ["PYTHONPATH"]
 """

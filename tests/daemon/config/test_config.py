@@ -61,6 +61,7 @@ TYPED = {
     "remote.rate": ("100MiB", 100 << 20),
     "remote.ask_timeout": ("20ms", 0.02),
     "remote.timeout": ("5s", 5.0),
+    "remote.compress": ("off", "off"),
     "remote.buffers": ("64MiB", 64 << 20),
     "access.authorize_by": ("socket", "socket"),
     "access.users": ("root, 1234,65536-131071", (id_range(0), id_range(1234), IdRange(65536, 131071))),

@@ -47,8 +47,11 @@ class Queue:
         self.writes.send_due()
         return ["".join(map(chr, write.keys[::32])) for write in self.sent[before:]]
 
-    def answer(self, *stored: Stored, why: str = "broken") -> str:
-        return self.writes.wrote(Wrote(self.sent[-1].number, bytes(stored), why, 0))
+    def answer(self, *stored: Stored, why: str = "broken", saved: int = 0) -> str:
+        write = self.sent[-1]
+        sizes = zip(struct.unpack(f"<{len(stored)}Q", write.sizes[: 8 * len(stored)]), stored, strict=False)
+        nbytes = sum(size for size, ended in sizes if ended is Stored.DONE) - saved
+        return self.writes.wrote(Wrote(write.number, bytes(stored), why, nbytes))
 
 
 @pytest.fixture
@@ -109,6 +112,27 @@ def test_the_rate_limits_what_is_sent(queue: Queue) -> None:
             nbytes += len(names) * MIB
             queue.answer(*[Stored.DONE] * len(names))
     assert 70 * MIB < nbytes < 110 * MIB
+
+
+def test_what_compression_saves_is_not_charged(queue: Queue) -> None:
+    queue.writes.rate = MIB
+    queue.store("abcd", size=MIB)
+    assert queue.after(1.0) == ["abcd"]  # one second of the rate was saved up, and a batch is not divided
+    assert queue.after(1.5) == []
+    queue.answer(*[Stored.DONE] * 4, saved=2 * MIB)
+    assert (queue.writes.counts.written_bytes, queue.writes.counts.stored_bytes) == (4 * MIB, 2 * MIB)
+    queue.store("e", size=MIB)
+    assert queue.after(0.75) == ["e"]
+
+
+def test_what_was_written_without_a_rate_is_not_charged_later(queue: Queue) -> None:
+    for name in "abc":
+        queue.store(name, size=16 * MIB)
+        assert queue.after(1.0) == [name]
+        queue.answer(Stored.DONE)
+    queue.writes.rate = MIB
+    queue.store("d", size=MIB)
+    assert queue.after(1.0) == ["d"]
 
 
 def test_a_page_that_failed_is_tried_again_with_growing_pauses_until_the_fleet_has_it(queue: Queue) -> None:
