@@ -97,6 +97,21 @@ def test_only_a_step_sees_a_reset_of_the_prefix_cache(host: Host) -> None:
     assert host.believes(PAGES, PAGES)
 
 
+def test_the_step_that_publishes_a_reset_comes_first(host: Host) -> None:
+    """Also if it announces nothing else: routers would forget what was announced between its two halves."""
+    host.learn()
+    host.pool.cached_block_hash_to_block = {}
+    assert not host.events.taken()
+    host.store(host.learn())
+    published: list[Any] = []
+    for _ in range(5):
+        host.changes._pages.sweep()
+        host.events.publish_idle(published.extend)
+    assert not published
+    host.events.published()
+    assert eventually(lambda: host.events.publish_idle(published.extend) or published)
+
+
 def _batch_of(events: list[Any]) -> KVEventBatch:
     return KVEventBatch(ts=0.0, events=events)
 
