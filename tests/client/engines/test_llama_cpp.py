@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("gguf")
+pytest.importorskip("xllamacpp")
+
 from llama_driver import Context, Model
 from llama_host import Answer, LlamaHost, answer_in_process, digest_of, llama_host, prompt_of, uncached
 from pagetier.client import Client

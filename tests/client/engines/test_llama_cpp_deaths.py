@@ -10,6 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytest.importorskip("gguf")
+pytest.importorskip("xllamacpp")
+
 from disk_daemon import write_through
 from fleet_host import PATIENT, FleetHost
 from llama_driver import Model

@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("gguf")
+pytest.importorskip("xllamacpp")
+
 from llama_driver import Model
 from llama_host import LlamaHost, llama_host, prompt_of, uncached
 from pagetier.client import Client

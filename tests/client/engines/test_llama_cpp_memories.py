@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("gguf")
+pytest.importorskip("xllamacpp")
+
 from llama_driver import Context, Logits, Model, Tokens
 from llama_host import llama_host, prompt_of, uncached
 from pagetier.client import Client

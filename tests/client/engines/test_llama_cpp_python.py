@@ -10,6 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytest.importorskip("gguf")
+pytest.importorskip("xllamacpp")
+
 from llama_driver import Model
 from llama_host import prompt_of
 from llama_python import Llama
