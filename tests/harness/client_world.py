@@ -10,7 +10,7 @@ from eventually import eventually
 from keyed_pages import PAGE, prompt
 from pagetier.client import Client, Keys, Match, Outcome
 from pagetier.client.reservation import Reservation
-from running_daemon import START_S, RunningDaemon
+from running_daemon import RunningDaemon
 
 FRAMES = 64
 PROMPTS, PAGES = 4, 6
@@ -77,7 +77,7 @@ class ClientWorld:
 
     def wait_ready(self) -> None:
         """Waits until the daemon serves, the inventory of the disk is loaded, and only the clients are attached."""
-        assert eventually(self.daemon.disk_is_open, START_S), self.daemon.log.read_text()
+        self.daemon.wait_disk_open()
         assert all(client.wait_attached(_WAIT_S) for client in self.clients)
         assert eventually(lambda: len(self.daemon.slots()) == len(self.clients) + 1, _WAIT_S), (
             "not all clients are attached, or another process is"

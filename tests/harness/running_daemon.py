@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from click.testing import CliRunner, Result
 
-from eventually import eventually
+from eventually import CoreWaits, eventually, eventually_with_cores
 from pagetier.client import Client, Namespace
 from pagetier.daemon.cli import main
 from pagetier.daemon.stats.snapshot import Snapshot
@@ -38,6 +38,7 @@ from pagetier.shm.protocol import (
     Saved,
 )
 from pagetier.shm.segment_files import observe_and_close
+from process_states import workers_of
 
 START_S = 20.0
 CALL_S = 20.0
@@ -179,6 +180,11 @@ class RunningDaemon:
     def disk_is_open(self) -> bool:
         """Returns whether the disk tier is open."""
         return b'"standing":"open"' in (self.observer().status() or b"")
+
+    def wait_disk_open(self) -> None:
+        """Waits until the disk tier is open. The time in which its workers, of idle priority, get no core is free."""
+        waits = CoreWaits(self.pid, others=lambda: workers_of(self.pid))
+        assert eventually_with_cores(self.disk_is_open, START_S, waits), self.log.read_text()
 
     def save(self) -> Saved:
         """Writes all pages to disk, and waits until they are written or cannot be."""

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from eventually import eventually
 from other_users import NOBODY, as_root, output_as
 from pagetier.daemon.cli import main
 from pagetier.daemon.stats.snapshot import LookupStats
@@ -25,7 +24,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     file.write_text('[evict]\nlow = "1%"\nhigh = 0.02\n')
     disk = ("--disk-path", str(folder), "--disk-size", "64MiB", "--set", "disk.write=through", "--config", str(file))
     with RunningDaemon("16MiB", "64KiB", *disk) as running:
-        assert eventually(running.disk_is_open, 20.0)
+        running.wait_disk_open()
         yield running
 
 
@@ -78,7 +77,8 @@ def test_doctor_without_a_file_compares_with_the_daemon_itself(daemon: RunningDa
 def test_a_dry_run_changes_nothing(daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         client.store(namespace().keys(range(16 * 100)), [bytes(60_000)] * 100)
-    assert eventually(lambda: daemon.header().disk_pages == 100, 20.0)
+    daemon.until_written()
+    assert daemon.header().disk_pages == 100
     shown = pagetier("resize", daemon, "--disk-size", "4MiB", "--dry-run")
     assert shown.exit_code == Exit.OK and "of 100 will leave the disk: 4MiB has room for" in shown.output
     asked = pagetier("resize", daemon, "--disk-size", "4MiB")

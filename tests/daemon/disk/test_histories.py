@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from core_records import histories
-from eventually import eventually
 from keyed_pages import PAGE, found, prompt, store
 from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES, NO_ENTRY
 from pagetier.tiers.base import Outgoing, StoredPages
@@ -48,7 +47,7 @@ def test_a_new_daemon_knows_the_uses_of_the_pages_on_disk(tmp_path: Path, policy
             use(daemon)
         daemon.stop()
         daemon.start()
-        assert eventually(daemon.disk_is_open, START_S)
+        daemon.wait_disk_open()
         assert daemon.header().disk_pages == len(KEYS)
         assert sorted(known(daemon)) == ([(USES, False), *[(USES, True)] * 5] if policy == "cadence" else [])
         with daemon.client() as client:

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from eventually import eventually
 from memory_cgroup import limited
 from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.schema import ArenaOptions, Config, IndexOptions, MetricsOptions
 from pagetier.daemon.host.arena_fit import Processes, geometry_of, need_of, processes_of, serves, short_index
 from refused_starts import refused
-from running_daemon import START_S, RunningDaemon, namespace
+from running_daemon import RunningDaemon, namespace
 
 MIB, GIB = 1 << 20, 1 << 30
 LIMIT = 720 * MIB
@@ -95,7 +94,7 @@ def test_a_daemon_that_is_said_to_fit_into_a_control_group_is_not_killed_in_it(
         assert "of which the daemon's processes take" in message
         (fits,) = re.findall(r'would fit: arena.size = "(\w+)"', message)
         with RunningDaemon(fits, "1MiB", *flags, before=group.before) as daemon, daemon.client() as client:
-            assert eventually(daemon.disk_is_open, START_S), daemon.log.read_text()
+            daemon.wait_disk_open()
             for prompt in range(5):  # more than the arena
                 keys = namespace(salt=str(prompt)).keys(range(16 * PAGES))
                 assert client.store(keys, [bytes(PAGE)] * PAGES).stored == PAGES

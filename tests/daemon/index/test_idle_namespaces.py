@@ -111,7 +111,7 @@ def test_pages_of_a_dropped_namespace_are_not_back_after_a_restart() -> None:
         daemon.store_through(engine, range(8))
         assert daemon.snapshot().tiers.disk.pages == 8
         daemon.reload('[index]\nnamespace_idle = "1ms"\n')
-        assert eventually(lambda: not daemon.snapshot().tiers.disk.pages, 20), daemon.reported()
+        assert eventually(lambda: not daemon.snapshot().tiers.disk.pages), daemon.reported()
         daemon.reload('[index]\nnamespace_idle = "1d"\n')
         assert store(client, "new") == 2
         assert daemon.save().synced

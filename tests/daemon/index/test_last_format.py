@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from eventually import eventually
 from keyed_pages import found, in_memory, prompt, store
 from named_segments import SHM
 from pagetier.shm._core import FORMAT
@@ -59,7 +58,7 @@ def test_after_a_stop_the_memory_is_dropped_with_one_line(disk: Path) -> None:
     with daemon:
         (line,) = daemon.lines("event=leftovers_dropped")
         assert f"left in format {RELEASED} by" in line
-        assert eventually(daemon.disk_is_open, START_S)
+        daemon.wait_disk_open()
         assert len(daemon.lines("format")) == 2, "one line for the memory, one for the disk"
 
 
@@ -68,7 +67,7 @@ def test_the_disk_is_read_as_it_is_and_written_in_this_format(disk: Path) -> Non
     assert state is not None and state.format == DISK_FORMAT - 1
     with daemon_with_disk(disk) as daemon:
         for number, how in enumerate((f"as it was left, in format {DISK_FORMAT - 1};", "as it was left;")):
-            assert eventually(daemon.disk_is_open, START_S)
+            daemon.wait_disk_open()
             assert how in daemon.lines("event=disk_open")[-1]
             with daemon.client() as client:
                 assert in_memory(client, KEYS) == 0 and found(client, KEYS, FRAME, START_S) == len(KEYS)

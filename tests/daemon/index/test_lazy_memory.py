@@ -67,13 +67,14 @@ with (
     RunningDaemon("10MiB", "64KiB", "--set", "arena.prefault=lazy", "--disk-path", folder, *DISK) as daemon,
     daemon.client() as client,
 ):
-    assert eventually(daemon.disk_is_open, 20)
+    daemon.wait_disk_open()
     assert [client.store(prompt(number), pages(number)).stored for number in range(4)] == [32] * 4
     daemon.until_written()
     assert daemon.stop() == 0
     crowd(14 * MIB)
     daemon.start()
-    assert client.wait_attached(9) and eventually(daemon.disk_is_open, 20)
+    assert client.wait_attached(9)
+    daemon.wait_disk_open()
     crowd(3 * MIB)
     print("read", [found(client, number) for number in (0, 1, 2, 3)])
     assert "SIGBUS" not in daemon.log.read_text()
