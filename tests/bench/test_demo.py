@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("gguf")
+
 from random_gguf import write_gemma3, write_llama
 
 ROOT = Path(__file__).parents[2]
