@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import signal
@@ -33,7 +34,7 @@ class ForkedProcess:
             self.returncode = self._client.codes().get(self.pid)
         return self.returncode
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float = math.inf) -> int:
         """Returns the exit code. Raises subprocess.TimeoutExpired if the process still runs after `timeout` seconds."""
         if not eventually(lambda: self.poll() is not None, timeout) or self.returncode is None:
             raise subprocess.TimeoutExpired(str(self.pid), timeout)
