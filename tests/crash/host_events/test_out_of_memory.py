@@ -71,7 +71,7 @@ def test_a_process_killed_for_lack_of_memory_affects_no_other(tmp_path: Path, vi
             daemon.start()
         if victim == "engine":
             assert company.members.pop(0).wait_killed() == -9
-            assert eventually(lambda: f"process {pids['engine']} (engine 0) ended" in daemon.log.read_text())
+            assert eventually(lambda: f"process {pids['engine']} (engine 0) has ended" in daemon.log.read_text())
         if victim == "worker":
             assert eventually(
                 lambda: "killed by signal 9, maybe because memory ran out: see dmesg" in daemon.log.read_text()
