@@ -111,7 +111,8 @@ def _disk_warnings(disk: DeviceOptions, host: Host) -> Iterator[str]:
         return
     there = existing_folder(disk.path)
     if not os.access(there, os.W_OK | os.X_OK):
-        yield f"warning: no disk tier: {disk.path} cannot be used; {folder_remedy(disk.path)}"
+        remedy = folder_remedy(disk.path) or "its file system is read-only"
+        yield f"warning: no disk tier: {disk.path} cannot be used; {remedy}"
     stat = host.statvfs(there)
     if too_large := beyond_its_disk(disk, stat.f_blocks * stat.f_frsize):
         yield f"warning: on this host {too_large}"

@@ -53,5 +53,5 @@ def _absolute(raw: object) -> Path:
     if not isinstance(raw, str) or not raw or "\0" in raw:
         raise ValueError(f"{shown(raw)} is not a path")
     if not raw.startswith("/"):
-        raise ValueError(f"{shown(raw)} is not an absolute path ({Path(raw).absolute()} is)")
+        raise ValueError(f"{shown(raw)} is not an absolute path ({Path(raw).expanduser().absolute()} is)")
     return Path(raw)
