@@ -53,5 +53,6 @@ def _absolute(raw: object) -> Path:
     if not isinstance(raw, str) or not raw or "\0" in raw:
         raise ValueError(f"{shown(raw)} is not a path")
     if not raw.startswith("/"):
-        raise ValueError(f"{shown(raw)} is not an absolute path ({Path(raw).expanduser().absolute()} is)")
+        meant = Path(os.path.expanduser(raw)).absolute()  # noqa: PTH111 - that of Path raises for unknown users
+        raise ValueError(f"{shown(raw)} is not an absolute path ({meant} is)")
     return Path(raw)
