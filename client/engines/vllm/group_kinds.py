@@ -14,9 +14,8 @@ def kind_of(spec: Any) -> Group:
     Raises:
         UnsupportedError: The kind is unknown, so that the pages that a hit needs cannot be determined.
     """
-    inner = getattr(spec, "kv_cache_specs", None)
-    if inner:
-        return _common([kind_of(one) for one in inner.values()], spec)
+    if getattr(spec, "kv_cache_specs", None):
+        return _common([kind_of(one) for one in layer_specs(spec)], spec)
     _check(spec)
     match type(spec).__name__:
         case "FullAttentionSpec" | "MLAAttentionSpec":
@@ -31,10 +30,14 @@ def kind_of(spec: Any) -> Group:
             raise UnsupportedError(f"layers with a {other} are not supported")
 
 
+def layer_specs(spec: Any) -> tuple[Any, ...]:
+    """Returns the specification of each layer of a group, in its order; a single one if it is the same for all."""
+    return tuple((getattr(spec, "kv_cache_specs", None) or {"": spec}).values())
+
+
 def has_latents(spec: Any) -> bool:
     """Returns whether all layers of a group have latent attention (MLA), whose one head all ranks have."""
-    inner = (getattr(spec, "kv_cache_specs", None) or {"": spec}).values()
-    return all(type(one).__name__ == "MLAAttentionSpec" for one in inner)
+    return all(type(one).__name__ == "MLAAttentionSpec" for one in layer_specs(spec))
 
 
 def _common(kinds: list[Group], spec: Any) -> Group:

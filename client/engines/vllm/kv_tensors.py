@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.client.engines.unsupported import UnsupportedError
-from pagetier.client.engines.vllm.group_kinds import has_latents, kind_of
+from pagetier.client.engines.vllm.group_kinds import has_latents, kind_of, layer_specs
 from pagetier.client.groups import Recurrent
 from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.cache_layout import CacheLayout, Plane
@@ -67,8 +67,7 @@ def _check_heads(cache: CacheLayout, spec: Any) -> None:
     Raises:
         UnsupportedError: The numbers of heads differ.
     """
-    inner = (getattr(spec, "kv_cache_specs", None) or {"": spec}).values()
-    specified, found = {one.num_kv_heads for one in inner}, {plane.heads for plane in cache.planes}
+    specified, found = {one.num_kv_heads for one in layer_specs(spec)}, {plane.heads for plane in cache.planes}
     if not found <= specified:
         raise UnsupportedError(f"vLLM specifies {sorted(specified)} heads, its tensors have {sorted(found)} heads")
 

@@ -12,12 +12,14 @@ import platform
 import sys
 from collections.abc import Sequence
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from pagetier.client.engines.vllm.draft_model import draft_model_of
+from pagetier.client.engines.vllm.group_kinds import layer_specs
 from pagetier.client.engines.vllm.rank_share import ContextShare
 from pagetier.client.engines.weights import ModelIdentity
 from pagetier.client.keys import Namespace
@@ -38,6 +40,8 @@ class PageShape(msgspec.Struct, frozen=True):
         backends: The attention backends whose kernels read and write its layers.
         layers: The layers whose state it has.
         context: The tokens whose state it has.
+        formats: The formats of its layers, see formats_of(). Only the workers know the specifications of all layers:
+            where they differ, vLLM gives its scheduler that of the first.
     """
 
     layout: str
@@ -45,6 +49,7 @@ class PageShape(msgspec.Struct, frozen=True):
     backends: tuple[str, ...] = ()
     layers: tuple[str, ...] = ()
     context: ContextShare = ContextShare()
+    formats: tuple[str, ...] = ()
 
 
 def namespace_of(config: Any, group: Any, shape: PageShape, identity: ModelIdentity, salt: str) -> Namespace:
@@ -63,7 +68,7 @@ def namespace_of(config: Any, group: Any, shape: PageShape, identity: ModelIdent
         revision=_canonical_json(_revision(config, identity.weights)),
         dtype=str(model.dtype).removeprefix("torch."),
         page_tokens=group.kv_cache_spec.block_size * shape.context.ranks,
-        group=_canonical_json(_group_settings(config, group, shape)),
+        group=_canonical_json(_group_settings(config, shape)),
         layout=shape.layout,
         rope=_canonical_json(_rope(model)),
         quantisation=_canonical_json(_quantisation(config)),
@@ -72,11 +77,11 @@ def namespace_of(config: Any, group: Any, shape: PageShape, identity: ModelIdent
     )
 
 
-def _group_settings(config: Any, group: Any, shape: PageShape) -> dict[str, object]:
+def _group_settings(config: Any, shape: PageShape) -> dict[str, object]:
     settings: dict[str, object] = {
         "layers": list(shape.layers),
         "hashes": _hashes(config.cache_config),
-        "state": _state(group),
+        "state": list(shape.formats),
         "backends": [list(shape.backends), os.environ.get(_SHUFFLED, "")],
         "processor": _processor(config),
         "multimodal": _multimodal(config.model_config),
@@ -135,11 +140,19 @@ def _temperature_tuning(model: Any) -> object:
     return {**read(), **(getattr(model, "override_generation_config", None) or {})}.get(_TUNING, False)
 
 
-def _state(group: Any) -> list[str]:
-    """Returns the format of a recurrent state or of a quantised cache, whose bytes do not show their dtype."""
-    spec = group.kv_cache_spec
+def formats_of(spec: Any) -> tuple[str, ...]:
+    """Returns the formats of recurrent states and quantised caches, whose bytes do not show their dtype.
+
+    They are those of one layer if all layers have the same.
+    """
+    layers = [_format_of(one) for one in layer_specs(spec)]
+    alike = all(one == layers[0] for one in layers)
+    return (*chain.from_iterable(layers[:1] if alike else layers), os.environ.get(_CONV_LAYOUT, ""))
+
+
+def _format_of(spec: Any) -> list[str]:
     fields = ("shapes", "dtypes", "mamba_type", "kv_quant_mode", "sliding_window")
-    return [f"{name} {getattr(spec, name, None)}" for name in fields] + [os.environ.get(_CONV_LAYOUT, "")]
+    return [f"{name} {getattr(spec, name, None)}" for name in fields]
 
 
 def _rope(model: Any) -> dict[str, object]:

@@ -24,7 +24,7 @@ from pagetier.client.engines.vllm.gpu_pages import gpu_pages_of
 from pagetier.client.engines.vllm.group_kinds import has_every_state, kind_of
 from pagetier.client.engines.vllm.kv_tensors import LayerCache, paged_cache
 from pagetier.client.engines.vllm.lora import LoraAdapters
-from pagetier.client.engines.vllm.namespace import PageShape, backends_of, namespace_of
+from pagetier.client.engines.vllm.namespace import PageShape, backends_of, formats_of, namespace_of
 from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler
 from pagetier.client.engines.vllm.rank_share import check_prefill, kind_in, share_of
@@ -219,9 +219,8 @@ def _kv_cache_events(
 
 def _shape(config: Any, group: Any, cache: PagedCache) -> PageShape:
     context = share_of(config.parallel_config).context
-    return PageShape(
-        cache.page.layout, cache.page.nbytes, backends_of(config, group), tuple(group.layer_names), context
-    )
+    layers, formats = tuple(group.layer_names), formats_of(group.kv_cache_spec)
+    return PageShape(cache.page.layout, cache.page.nbytes, backends_of(config, group), layers, context, formats)
 
 
 def _client(settings: ConnectorSettings, on_link: Callable[[LinkEvent], None]) -> Client:

@@ -18,7 +18,7 @@ from pagetier.client.engines.vllm.draft_model import draft_model_of
 from pagetier.client.engines.vllm.group_kinds import has_every_state, kind_of
 from pagetier.client.engines.vllm.kv_tensors import paged_cache
 from pagetier.client.engines.vllm.lora import private_name
-from pagetier.client.engines.vllm.namespace import PageShape, backends_of, namespace_of, with_adapter
+from pagetier.client.engines.vllm.namespace import PageShape, backends_of, formats_of, namespace_of, with_adapter
 from pagetier.client.engines.vllm.plugin import require_cacheable
 from pagetier.client.engines.vllm.rank_share import ContextShare, check_prefill, kind_in, ranks_of, share_of
 from pagetier.client.engines.vllm.request_state import LoadedTokens
@@ -311,6 +311,7 @@ def test_groups_layouts_backends_salts_and_weights_have_separate_namespaces() ->
         digest(config),
         digest(config, group(32)),
         digest(config, shape=msgspec.structs.replace(SHAPE, layers=("layers.0", "layers.2"))),
+        digest(config, shape=msgspec.structs.replace(SHAPE, formats=("kv_quant_mode 1",))),
         digest(config, shape=msgspec.structs.replace(SHAPE, context=ContextShare(0, 2))),
         digest(config, shape=msgspec.structs.replace(SHAPE, context=ContextShare(1, 2))),
         digest(config, shape=msgspec.structs.replace(SHAPE, context=ContextShare(1, 2, interleave=16))),
@@ -321,6 +322,28 @@ def test_groups_layouts_backends_salts_and_weights_have_separate_namespaces() ->
         digest(config, identity=ModelIdentity("other weights", "org/model")),
     ]
     assert len(set(digests)) == len(digests)
+
+
+def test_workers_and_scheduler_derive_one_namespace_of_layers_of_several_formats() -> None:
+    """vLLM gives its scheduler the specification of the first layer only."""
+    layers = {f"layers.{at}": SimpleNamespace(block_size=16, kv_quant_mode=at) for at in range(2)}
+    worker, scheduler = group(), group()
+    worker.kv_cache_spec, scheduler.kv_cache_spec = UniformTypeKVCacheSpecs(16, layers), layers["layers.0"]
+    shape = msgspec.structs.replace(SHAPE, formats=formats_of(worker.kv_cache_spec))
+    assert digest(vllm_config(), worker, shape) == digest(vllm_config(), scheduler, shape)
+
+
+def test_the_formats_of_a_group_are_those_of_its_layers() -> None:
+    one = SimpleNamespace(kv_quant_mode=1)
+    other = SimpleNamespace(kv_quant_mode=2)
+    groups = [
+        one,
+        other,
+        UniformTypeKVCacheSpecs(16, {"a": one, "b": other}),
+        UniformTypeKVCacheSpecs(16, {"a": other, "b": one}),
+    ]
+    assert len({formats_of(spec) for spec in groups}) == 4
+    assert formats_of(UniformTypeKVCacheSpecs(16, {"a": one, "b": one})) == formats_of(one)
 
 
 def test_backends_are_identified_by_their_classes() -> None:
