@@ -93,13 +93,13 @@ def first_page(match: object, start_page: object) -> int:
     return number
 
 
-def tokens_to_skip(match: Match, skip_tokens: object, page_tokens: int) -> int:
-    """Returns the tokens that a load skips.
+def tokens_to_skip(match: Match, skip_tokens: object, page_tokens: int, units: int) -> int:
+    """Returns the tokens that a load skips of pages that are copied in this many units.
 
     Raises:
         TypeError: It is not an integer.
         ValueError: It is negative, or more than a prompt of as many full pages has. A match of another process does not
-            know its prompt.
+            know its prompt. Or it ends inside a page whose units are not its tokens.
     """
     number = integer_of("skip_tokens", skip_tokens)
     if number < 0:
@@ -109,6 +109,8 @@ def tokens_to_skip(match: Match, skip_tokens: object, page_tokens: int) -> int:
             f"skip_tokens is {number}, but the prompt that was matched has {match.asked} full pages of {page_tokens}"
             f" tokens, so fewer than {most} tokens"
         )
+    if units != page_tokens and number % page_tokens:
+        raise ValueError(f"skip_tokens is {number}, but opaque rows are copied in whole pages of {page_tokens} tokens")
     return number
 
 

@@ -121,7 +121,7 @@ class RegisteredCache:
         Args:
             match: A match of this cache that is not released.
             block_table: The prompt's blocks, from its first token on.
-            skip_tokens: Tokens at the beginning of the prompt that the engine has already: their slots are not written.
+            skip_tokens: Tokens at the beginning that the engine has (whole pages of opaque rows), whose slots are kept.
             timeout: Seconds to wait for pages on disk and in the fleet, which is not asked with 0; None for the
                 client's timeout. It does not limit the time for copying.
             strict: Raises if fewer tokens were loaded than are matched.
@@ -281,13 +281,13 @@ class RegisteredCache:
         """Returns the slots of the pages that a load may bring and for which the table has room, and the first page.
 
         Raises:
-            ValueError: As slot_map() does, `skip_tokens` is negative or exceeds the prompt, or the match is another's.
+            ValueError: As slot_map() and tokens_to_skip() do, or the match is another's.
         """
         require_match(match, "load()")
         if match.keys is not None:  # a match of another process has none
             require_same(match.keys.namespace, self.namespace)
-        skip_tokens = tokens_to_skip(match, skip_tokens, self.page_tokens)
         page, block = self.paged.page.tokens, self.paged.cache.block_tokens
+        skip_tokens = tokens_to_skip(match, skip_tokens, self.page_tokens, page)
         start_page = skip_tokens // self.page_tokens
         pages = max(0, min(reachable_pages(match), len(block_table) * block // page) - start_page)
         first, end = start_page * page, (start_page + pages) * page

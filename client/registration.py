@@ -12,7 +12,7 @@ from pagetier.client.groups import FullAttention, Group, Recurrent
 from pagetier.client.keys import Namespace
 from pagetier.kernels.layout.cache_layout import CacheLayout, LayoutError, Plane
 from pagetier.kernels.layout.named_layouts import KvCaches, cache_layout_of
-from pagetier.kernels.layout.page_layout import PageLayout, Rows, Shard
+from pagetier.kernels.layout.page_layout import OpaqueRow, PageLayout, Rows, Shard
 from pagetier.kernels.layout.transfer import PagedCache
 from pagetier.shm._core import PARTS
 
@@ -58,9 +58,11 @@ class CacheGroup(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         kv_caches: The tensors of the group's layers, in the form that `layout` takes, or a CacheLayout.
         layout: One of LAYOUT_NAMES; ignored for a CacheLayout.
         kind: The pages that a hit needs, and their length: FullAttention(256), SlidingWindow(256, window=1024),
-            Recurrent(1024). The pages of a Recurrent group are snapshots of its "states".
+            Recurrent(1024). The pages of a Recurrent group are snapshots of its "states". With the layout "rows", a
+            page is one block.
         num_kv_heads: KV heads of the whole model in these layers. May be left out with one tensor-parallel rank, and
-            for the layouts "mla" and "states".
+            for the layouts "mla" and "states". With "rows", it is left out if all ranks have the same rows; it is the
+            number of ranks if each rank has rows of its own.
     """
 
     kv_caches: KvCaches | CacheLayout
@@ -103,8 +105,8 @@ def paged_cache_of(group: CacheGroup, shard: Shard) -> PagedCache:
     """
     given = group.kv_caches
     cache = given if isinstance(given, CacheLayout) else cache_layout_of(given, group.layout)
-    recurrent = isinstance(group.kind, Recurrent)
-    if recurrent != all(plane.kind.startswith("state") for plane in cache.planes):
+    opaque, recurrent = _consists_of("row", cache), isinstance(group.kind, Recurrent)
+    if not opaque and recurrent != _consists_of("state", cache):
         raise LayoutError(f'a Recurrent group has the layout "states", and no other group has: this one is {cache!r}')
     if group.kind.page_tokens % cache.block_tokens:
         raise LayoutError(
@@ -112,7 +114,8 @@ def paged_cache_of(group: CacheGroup, shard: Shard) -> PagedCache:
             f" set page_tokens to a multiple of {cache.block_tokens}"
         )
     rows = tuple(tuple(_model_rows(plane, group, shard) for plane in planes) for planes in _model_layers(cache, shard))
-    return PagedCache(cache, PageLayout(1 if recurrent else group.kind.page_tokens, rows), shard)
+    tokens = 1 if opaque or recurrent else group.kind.page_tokens
+    return PagedCache(cache, PageLayout(tokens, rows), shard)
 
 
 def namespace_of(
@@ -148,6 +151,11 @@ def namespace_of(
     )
 
 
+def _consists_of(kind: str, cache: CacheLayout) -> bool:
+    """Returns whether all planes are "row"s or "state"s, whose blocks are opaque."""
+    return all(plane.kind.startswith(f"{kind} ") for plane in cache.planes)
+
+
 def _model_layers(cache: CacheLayout, shard: Shard) -> tuple[tuple[Plane, ...], ...]:
     """Returns the planes of all layers of the model, of which this stage has its share.
 
@@ -164,6 +172,8 @@ def _model_layers(cache: CacheLayout, shard: Shard) -> tuple[tuple[Plane, ...], 
 
 
 def _model_rows(plane: Plane, group: CacheGroup, shard: Shard) -> Rows:
+    if plane.kind.startswith("row ") and group.num_kv_heads is None:
+        return OpaqueRow.of(plane)
     return Rows(plane.kind, plane.dtype, _model_heads(plane, group, shard), plane.width)
 
 
@@ -173,7 +183,7 @@ def _model_heads(plane: Plane, group: CacheGroup, shard: Shard) -> int:
     Raises:
         LayoutError: Several ranks divide heads whose number is unknown.
     """
-    if isinstance(group.kind, Recurrent):
+    if isinstance(group.kind, Recurrent) and plane.kind.startswith("state "):
         return shard.ranks
     if group.num_kv_heads is not None:
         return integer_of("num_kv_heads", group.num_kv_heads)

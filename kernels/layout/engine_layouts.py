@@ -122,15 +122,32 @@ def states(layers: Sequence[Sequence[Tensor]]) -> CacheLayout:
     A block and a page are one token. For ranks these are heads: give PageLayout.of_model as many heads as there are
     ranks, so that each rank has its own.
     """
-    return cache_of(
-        [
-            [
-                (f"state {at}", _opaque(view_of(tensor), f"layer {layer}, state {at}"))
-                for at, tensor in enumerate(tensors)
-            ]
-            for layer, tensors in enumerate(layers)
-        ]
-    )
+    return cache_of(_blocks(layers, "state"))
+
+
+def rows(layers: Sequence[Sequence[Tensor]]) -> CacheLayout:
+    """Returns the layout of opaque rows: several buffers a layer, each [blocks, ...] with blocks of its own size.
+
+    A block and a page are one. What a block of a buffer holds does not matter: the states of any number of tokens, an
+    index, scales, padding. View a buffer of tokens as [blocks, tokens, ...] first. Blocks after those of the smallest
+    buffer are not part of the cache.
+
+    Give PagedCache the page PageLayout.of_rows() if all ranks have the same rows.
+
+    Raises:
+        LayoutError: The bytes of a block are not contiguous: pass several buffers then, each with one piece of a block.
+    """
+    given = _blocks(layers, "row")
+    count = min((view.shape[0] for kinds in given for _, view in kinds), default=0)
+    return cache_of([[(kind, view.part(0, 0, count)) for kind, view in kinds] for kinds in given])
+
+
+def _blocks(layers: Sequence[Sequence[Tensor]], kind: str) -> list[list[tuple[str, View]]]:
+    """Returns one row a block for each tensor of each layer."""
+    return [
+        [(f"{kind} {at}", _opaque(view_of(tensor), f"layer {layer}, {kind} {at}")) for at, tensor in enumerate(tensors)]
+        for layer, tensors in enumerate(layers)
+    ]
 
 
 def _opaque(view: View, name: str) -> View:

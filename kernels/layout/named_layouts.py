@@ -64,6 +64,7 @@ _CONSTRUCTORS: Final[Mapping[str, Callable[[KvCaches], CacheLayout]]] = {
     "separate_blocks": lambda kv_caches: engine_layouts.separate_blocks(*_pair(kv_caches)),
     "mla": lambda kv_caches: engine_layouts.latents(_layers(kv_caches)),
     "states": lambda kv_caches: engine_layouts.states(_layers(kv_caches)),
+    "rows": lambda kv_caches: engine_layouts.rows(_layers(kv_caches)),
 }
 
 LAYOUT_NAMES: Final = tuple(_CONSTRUCTORS)
@@ -77,4 +78,5 @@ LAYOUT_NAMES: Final = tuple(_CONSTRUCTORS)
     separate_blocks  (K, V): [blocks, tokens, heads, elements] for each layer
     mla              [blocks, tokens, elements] for each layer, or [tokens, 1, elements]
     states           for each layer a sequence of recurrent states [blocks, ...]
+    rows             for each layer a sequence of buffers [blocks, ...], whose blocks are opaque and of any size
 """

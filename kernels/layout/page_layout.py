@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Final
+from typing import Final, Self
 
 import msgspec
 
@@ -31,9 +31,13 @@ class Rows(msgspec.Struct, frozen=True):
     width: int
 
     @classmethod
-    def of(cls, plane: Plane) -> Rows:
+    def of(cls, plane: Plane) -> Self:
         """Returns the rows of a plane whose cache holds all heads of the model."""
         return cls(plane.kind, plane.dtype, plane.heads, plane.width)
+
+
+class OpaqueRow(Rows, frozen=True, tag="opaque row"):
+    """A plane of a page with one row of bytes of unknown content, which all ranks have. One of them stores it."""
 
 
 class PageLayout(msgspec.Struct, frozen=True, dict=True):
@@ -56,6 +60,11 @@ class PageLayout(msgspec.Struct, frozen=True, dict=True):
     def of(cls, cache: CacheLayout, tokens: int) -> PageLayout:
         """Returns the page of a cache that holds the whole model."""
         return cls(tokens, tuple(tuple(map(Rows.of, planes)) for planes in cache.by_layer))
+
+    @classmethod
+    def of_rows(cls, cache: CacheLayout) -> PageLayout:
+        """Returns the page of a cache of opaque rows (see engine_layouts.rows()) that all ranks have alike."""
+        return cls(1, tuple(tuple(map(OpaqueRow.of, planes)) for planes in cache.by_layer))
 
     @classmethod
     def of_model(cls, cache: CacheLayout, tokens: int, heads: int | Mapping[str, int], layers: int) -> PageLayout:
@@ -92,6 +101,11 @@ class PageLayout(msgspec.Struct, frozen=True, dict=True):
         """The size of a page in bytes."""
         return self._laid_out[1]
 
+    def writers(self, ranks: int) -> list[list[int | None]]:
+        """Returns the rank that stores each opaque row, None for other planes. Ranks store about as many bytes."""
+        stored = [0] * ranks
+        return [[_writer(rows, stored) for rows in layer] for layer in self.layers]
+
     @CachedProperty
     def _laid_out(self) -> tuple[tuple[tuple[int, ...], ...], int]:
         at, offsets = 0, []
@@ -110,6 +124,15 @@ class PageLayout(msgspec.Struct, frozen=True, dict=True):
 
     def __repr__(self) -> str:
         return f"<PageLayout {self.tokens} tokens, {len(self.layers)} layers, {self.nbytes / 2**20:.1f} MiB>"
+
+
+def _writer(rows: Rows, stored: list[int]) -> int | None:
+    """Returns the rank that has stored the fewest bytes, and counts those of an opaque row as stored by it."""
+    if not isinstance(rows, OpaqueRow):
+        return None
+    writer = stored.index(min(stored))
+    stored[writer] += rows.width
+    return writer
 
 
 def _check_kinds(heads: int | Mapping[str, int], layers: tuple[tuple[Rows, ...], ...]) -> None:

@@ -9,7 +9,7 @@ Byte o of page p lies in the arena at frames[p, o // frame bytes] * frame bytes 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Final
 
 import msgspec
@@ -74,19 +74,20 @@ class PagedCache:
         stage = shard.layers(len(page.layers))
         if cache.layers != len(stage):
             raise LayoutError(f"the cache has {cache.layers} layers, but stage {shard.stage} has {len(stage)}")
-        rows, heads, layers = [], [], []
-        for planes, wanted, offsets in zip(
-            cache.by_layer, page.layers[stage.start :], page.offsets[stage.start :], strict=False
+        rows, stored, layers = [], [], []
+        own = zip(page.layers, page.offsets, page.writers(shard.ranks), strict=True)
+        for planes, (wanted, offsets, writers) in zip(
+            cache.by_layer, islice(own, stage.start, stage.stop), strict=True
         ):
             if [plane.kind for plane in planes] != [row.kind for row in wanted]:
                 raise LayoutError(f"layer {planes[0].layer} has {_kinds(planes)}, but the page {_kinds(wanted)}")
-            for plane, row, offset in zip(planes, wanted, offsets, strict=True):
-                its = _share(plane, row, shard)
-                rows.append(_row(plane, its, offset, page.tokens))
-                heads.append(its)
+            for plane, row, offset, writer in zip(planes, wanted, offsets, writers, strict=True):
+                heads = _share(plane, row, shard)
+                rows.append(_row(plane, heads, offset, page.tokens))
+                stored.append(heads.tokens(page.tokens) if writer is None else _tokens_of(writer, page, shard))
                 layers.append(plane.layer)
         self._all = _planes(rows, layers, range(page.tokens))
-        self._shares = tuple(_shares(rows, layers, [its.tokens(page.tokens) for its in heads]))
+        self._shares = tuple(_shares(rows, layers, stored))
         self._in_a_row = _whole_pages(_USUAL_PAGES, page.tokens)
 
     def in_a_row(self, blocks: npt.NDArray[np.int32], skip: npt.NDArray[np.uint8]) -> SlotMap:
@@ -146,8 +147,8 @@ def _planes(rows: Sequence[object], layers: Sequence[int], tokens: range) -> _Pl
 
 
 def _shares(rows: Sequence[object], layers: Sequence[int], tokens: Sequence[range]) -> Iterator[_Planes]:
-    """Yields the planes of which this rank stores the same tokens, for each range of tokens."""
-    for share in dict.fromkeys(tokens):
+    """Yields the planes of which this rank stores the same tokens, for each range of tokens. Yields one at least."""
+    for share in [share for share in dict.fromkeys(tokens) if share] or tokens[:1]:
         chosen = [at for at, its in enumerate(tokens) if its == share]
         yield _planes([rows[at] for at in chosen], [layers[at] for at in chosen], share)
 
@@ -169,6 +170,11 @@ def _share(plane: Plane, row: Rows, shard: Shard) -> Heads:
             f"{plane}: {plane.heads} heads, but rank {shard.rank} of {shard.ranks} has {heads.count} of {row.heads}"
         )
     return heads
+
+
+def _tokens_of(writer: int, page: PageLayout, shard: Shard) -> range:
+    """Returns the tokens that this rank stores of rows that one rank writes."""
+    return range(page.tokens if writer == shard.rank else 0)
 
 
 def _row(plane: Plane, heads: Heads, offset: int, tokens: int) -> tuple[int, ...]:

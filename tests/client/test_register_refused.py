@@ -102,6 +102,7 @@ _LAYOUTS: dict[str, list[Any]] = {
     "separate_blocks": [([zeros(BLOCKS, BLOCK, HEADS, DIM)], [zeros(BLOCKS, BLOCK, HEADS, 2 * DIM)])],
     "mla": [[zeros(BLOCKS, BLOCK, 576)]],
     "states": [[[zeros(BLOCKS, 3, 5), zeros(BLOCKS, 7)]]],
+    "rows": [[[zeros(BLOCKS, 3, 5), zeros(BLOCKS + 1, 7)], [zeros(BLOCKS, 2)]]],
 }
 
 

@@ -180,6 +180,18 @@ def _states_of_a_block(shape: Shape) -> EngineCache:
     return EngineCache(memory.all, planes, engine_layouts.states(states))
 
 
+def _rows(shape: Shape) -> EngineCache:
+    """Returns opaque rows: buffers with blocks of several sizes, some of which have more blocks than the others."""
+    memory = _Memory(shape.device, shape.shift)
+    kinds = [((shape.heads, 4, 3), torch.bfloat16, 0), ((132,), torch.uint8, 2), ((2, 5), torch.float32, 1)]
+    rows = [
+        [memory.tensor((shape.blocks + more, *sizes), dtype) for sizes, dtype, more in kinds[layer % 2 :]]
+        for layer in range(shape.layers)
+    ]
+    planes = [[row[: shape.blocks].reshape(shape.blocks, 1, 1, -1) for row in layer] for layer in rows]
+    return EngineCache(memory.all, planes, engine_layouts.rows(rows))
+
+
 ENGINES: dict[str, Build] = {
     **{f"vllm {order}": partial(_vllm, order) for order in VLLM_ORDERS},
     "vllm LBNHC, a latent": partial(_vllm, "LBNHC", kinds=1),
@@ -197,10 +209,11 @@ ENGINES: dict[str, Build] = {
     "scales of vllm BLHNC": partial(_scaled, partial(_vllm, "BLHNC"), torch.float16),
     "states": _states,
     "states of a block": _states_of_a_block,
+    "rows": _rows,
 }
 SLOTS = {"token_slots", "separate_slots", "latents, token slots", "scales of separate_slots"}
-STATES = {"states", "states of a block"}
-"""The caches whose blocks are single tokens, and the caches of states, whose pages are single tokens, too."""
+STATES = {"states", "states of a block", "rows"}
+"""The caches whose blocks are single tokens, and the caches of opaque blocks, whose pages are single blocks."""
 
 
 def hybrid(blocks: int, other: Shape, dtype: Any) -> tuple[EngineCache, EngineCache]:
