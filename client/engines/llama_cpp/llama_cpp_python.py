@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
+from weakref import proxy
 
 import numpy as np
 
@@ -61,8 +63,9 @@ class CachedEval:
     """
 
     def __init__(self, llama: Any, cache: PromptCache) -> None:
-        self._llama, self._cache = llama, cache
-        self._compute = llama.eval
+        self._llama: Any = proxy(llama)  # a cycle would keep the model until the next collection
+        self._cache = cache
+        self._compute = partial(type(llama).eval, self._llama)
         self._known = 0
 
     def __call__(self, tokens: Sequence[int]) -> None:
@@ -110,6 +113,11 @@ def _make_room(llama: Any, lib: ctypes.CDLL) -> None:
 
 def _apply_lora(lib: ctypes.CDLL, context: Any, adapter: Any, scale: float) -> None:
     own = ctypes.CDLL(lib._name, handle=lib._handle)
-    adapters, scales = (ctypes.c_void_p * 1)(adapter), (ctypes.c_float * 1)(scale)
-    if own.llama_set_adapters_lora(ctypes.cast(context, ctypes.c_void_p), adapters, ctypes.c_size_t(1), scales):
+    adapters, scales = (ctypes.c_void_p * 1)(_pointer(adapter)), (ctypes.c_float * 1)(scale)
+    if own.llama_set_adapters_lora(_pointer(context), adapters, ctypes.c_size_t(1), scales):
         raise UnsupportedError("llama.cpp does not apply the LoRA adapter to the new context")
+
+
+def _pointer(of: Any) -> ctypes.c_void_p:
+    """Returns the pointer to a context or an adapter, which the package keeps as an address or as a typed pointer."""
+    return ctypes.cast(of, ctypes.c_void_p)
