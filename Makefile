@@ -22,9 +22,10 @@ VLLM := $(if $(ALL),0.28 0.30 0.32,0.32)
 VLLM_SOURCE := 0.33
 SGLANG := 0.5.23
 LMCACHE := 0.5.6
+LLAMA := 0.3.36
 # The environments of the gate, and all that this commit can use.
-ENGINES := $(VLLM) sglang-$(SGLANG) fleet $(if $(ALL),dynamo) $(VLLM_SOURCE)-source
-ENVIRONMENTS := 0.28 0.30 0.32 $(VLLM_SOURCE)-source dynamo sglang-$(SGLANG) fleet lmcache-$(LMCACHE)
+ENGINES := $(VLLM) sglang-$(SGLANG) fleet $(if $(ALL),dynamo llama-cpp-python-$(LLAMA)) $(VLLM_SOURCE)-source
+ENVIRONMENTS := 0.28 0.30 0.32 $(VLLM_SOURCE)-source dynamo sglang-$(SGLANG) fleet lmcache-$(LMCACHE) llama-cpp-python-$(LLAMA)
 # Where Mooncake finds its libraries.
 FLEET_LIBRARIES := LD_LIBRARY_PATH=$$(cd .engines/fleet/debian 2>/dev/null && echo $$PWD/lib/*-linux-gnu $$PWD/usr/lib/*-linux-gnu | tr ' ' ':')
 
@@ -51,7 +52,8 @@ help:
 	@echo "make load    56 engines on this host: rejections and fairness; report in build/load"
 	@echo "make faults  failing calls of the disk worker, corrupt segments and files, power loss, adversarial peers (hours)"
 	@echo "make test-engines  the quick set of the tests with vLLM 0.32 and SGLang on the CPU (tests/engines/quick-tests);"
-	@echo "                   ALL=1: all tests with vLLM 0.28, 0.30 and 0.32, with all models, and with Dynamo's indexer"
+	@echo "                   ALL=1: all tests with vLLM 0.28, 0.30 and 0.32, with all models, with Dynamo's indexer, and with"
+	@echo "                   llama-cpp-python, whose library takes two minutes to compile, once on a machine"
 	@echo "make test-fleet  tests of the fleet tier with real stores: SeaweedFS (S3) and Mooncake"
 	@echo "make bench   the numbers in docs/benchmarks.md"
 	@echo "make race    pagetier beside LMCache, vLLM's offloading and files: docs/race.md; QUICK=1: the short form, in .cache/race"
@@ -254,12 +256,12 @@ SCHEDULED := $(addprefix tests/engines/,test_harness.py test_shared_prefixes.py 
 # The quick set, or with ALL=1 everything. vLLM's tests take most of the time and leave a core idle at times: the others
 # run beside them and print at their end.
 test-engines: core environments
-	@$(MAKE) --no-print-directory -j2 with-vllm with-sglang with-scheduler
+	@$(MAKE) --no-print-directory -j2 with-vllm with-sglang with-scheduler $(if $(ALL),with-llama-cpp-python)
 
 # The tests of the environment $(1) in tests/engines/quick-tests; with ALL=1 those in $(2).
 chosen-tests = $(if $(ALL),$(2),$$(sed -n 's/^$(1) //p' tests/engines/quick-tests))
 
-.PHONY: with-vllm with-sglang with-scheduler
+.PHONY: with-vllm with-sglang with-scheduler with-llama-cpp-python
 with-vllm:
 	@for version in $(VLLM); do \
 		echo "== pytest with vLLM $$version"; \
@@ -273,6 +275,9 @@ with-scheduler:
 	@if [ -d .engines/$(VLLM_SOURCE)-source/vllm ]; then \
 		$(call at-its-end,scheduler,== pytest with the scheduler of vLLM $(VLLM_SOURCE),PYTHONPATH=$(CURDIR)/.engines/$(VLLM_SOURCE)-source .engines/0.32/bin/pytest $(call chosen-tests,scheduler,$(SCHEDULED))); \
 	fi
+
+with-llama-cpp-python:
+	@$(call at-its-end,llama-cpp-python,== pytest with llama-cpp-python $(LLAMA),.engines/llama-cpp-python-$(LLAMA)/bin/pytest tests/llama_cpp_python)
 
 # Runs the command $(3), and prints its output under the title $(2) when it has ended.
 at-its-end = mkdir -p build; $(3) >build/$(1).log 2>&1; status=$$?; echo "$(2)"; cat build/$(1).log; exit $$status

@@ -121,6 +121,21 @@ def _lmcache(version: str) -> Recipe:
     return Recipe(steps, (*vllm.files, own))
 
 
+def _llama_cpp_python(version: str) -> Recipe:
+    """It is compiled, in two minutes of processor time. Where that fails, the tests of enable() are skipped."""
+    own, settings = "tests/llama_cpp_python/requirements.txt", ".ci/llama_cpp_python.cmake"
+    build = (
+        f'CMAKE_ARGS="-DCMAKE_PROJECT_INCLUDE=$PWD/{settings}" SKBUILD_BUILD_TARGETS=llama '
+        f"$PIP --no-binary llama-cpp-python llama-cpp-python=={version}"
+    )
+    steps = (
+        Step(f"$PIP --requirement {own}"),
+        Step(f"{_TOOLS} setuptools"),
+        Step(build, f"llama-cpp-python {version}"),
+    )
+    return Recipe(steps, (own, settings, "constraints.txt"))
+
+
 RECIPES: dict[str, Callable[..., Recipe]] = {
     r"(\d+\.\d+)": _vllm,
     r"(\d+\.\d+)-source": _vllm_source,
@@ -128,4 +143,5 @@ RECIPES: dict[str, Callable[..., Recipe]] = {
     r"lmcache-([\d.]+)": _lmcache,
     r"fleet": _fleet,
     r"dynamo": _dynamo,
+    r"llama-cpp-python-([\d.]+)": _llama_cpp_python,
 }
