@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
 from pagetier.client.engines.file_digests import ChangedError, FileDigests
+from pagetier.client.engines.switch import SettingsOrigin
+from pagetier.client.engines.unsupported import reported_as_unsupported
 from pagetier.client.engines.weights import ModelIdentity, UnidentifiedError, WeightsSource, bytes_to_read, identify
 from pagetier.shm.safe_event import SafeEvent
+from pagetier.shm.units import format_size
 
 _LOWEST_PRIORITY: Final = 19
-_LOGGED_BYTES: Final = 1 << 30
 
 
 class WeightsThread:
@@ -24,14 +26,23 @@ class WeightsThread:
         sources: Where the weights are from: those of the model, then those of a draft model.
         digests: Determines the digests of files.
         log: The engine's log.
-        place: The engine's option that contains the setting `weights`.
+        origin: Where the engine's settings are from, such as the setting `weights`.
+        identified: Called once with the identity, in the thread. An exception of it is logged.
     """
 
-    def __init__(self, sources: Sequence[WeightsSource], digests: FileDigests, log: logging.Logger, place: str) -> None:
+    def __init__(
+        self,
+        sources: Sequence[WeightsSource],
+        digests: FileDigests,
+        log: logging.Logger,
+        origin: SettingsOrigin,
+        identified: Callable[[ModelIdentity], None],
+    ) -> None:
         self._sources, self._digests = tuple(sources), digests
-        self._log, self._place = log, place
+        self._log, self._origin = log, origin
+        self._identified = identified
         self._title = sources[0].title
-        self._identity = ""
+        self._identity, self._unread = "", 0
         self._ended = SafeEvent()
         # A daemon thread: an engine that stops does not wait until all weights are read.
         threading.Thread(target=self._run, name="pagetier-weights", daemon=True).start()
@@ -39,6 +50,17 @@ class WeightsThread:
     def wait(self, timeout: float) -> bool:
         """Waits at most `timeout` seconds, and returns whether the thread has ended."""
         return self._ended.wait(timeout)
+
+    def log_unless_ended(self) -> None:
+        """Logs what the engine still has to wait for before it caches anything."""
+        if not self.ended:
+            self._log.info(
+                "pagetier is on, and caches nothing yet: it computes the digest of %s of %s, once on this machine,"
+                " and attaches when that is done%s",
+                f"{format_size(self._unread)} of weights" if self._unread else "the weights",
+                self._title,
+                self._origin.remark,
+            )
 
     @property
     def ended(self) -> bool:
@@ -55,19 +77,19 @@ class WeightsThread:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         try:
             self._identify()
+            with reported_as_unsupported(self._log):
+                self._identified(self.identity)
+        finally:
+            self._ended.set()
+
+    def _identify(self) -> None:
+        try:
+            self._unread = bytes_to_read(self._sources, self._digests)
+            self._identity = identify(self._sources, self._digests)
         except (UnidentifiedError, ChangedError, OSError) as error:
             self._log.warning(
                 'pagetier shares no pages of %s with other engines: %s; set "weights" in %s',
                 self._title,
                 error,
-                self._place,
+                self._origin.place,
             )
-        finally:
-            self._ended.set()
-
-    def _identify(self) -> None:
-        nbytes = bytes_to_read(self._sources, self._digests)
-        if nbytes >= _LOGGED_BYTES:
-            gib = nbytes / 2**30
-            self._log.info("pagetier reads %.1f GiB of weights once to identify them, and caches nothing before", gib)
-        self._identity = identify(self._sources, self._digests)

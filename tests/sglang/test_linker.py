@@ -47,6 +47,13 @@ def test_every_number_of_ranks_reads_the_pages_of_every_other(
         assert engine.restore(1, 8) == whole(loads, 8)
 
 
+def test_the_first_rank_logs_the_attachment_for_all_before_any_request(daemon: DiskDaemon) -> None:
+    with SglangEngine(Spec("swa", 16, ranks=2), daemon.socket, weights="these") as engine:
+        assert eventually(lambda: "pagetier attached to" in engine.log), engine.log
+        (line,) = [line for line in engine.log.splitlines() if "pagetier attached to" in line]
+    assert f"{daemon.socket} in slot " in line and "pages of 16 tokens (kv " in line and ", weights " in line, line
+
+
 def test_engines_that_differ_share_nothing(daemon: DiskDaemon) -> None:
     spec = Spec("mha", 16)
     with SglangEngine(spec, daemon.socket) as engine:

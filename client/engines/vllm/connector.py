@@ -210,6 +210,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def on_new_request(self, request: Any) -> None:
         """Reads pages on disk and in the fleet while a request waits for its turn."""
+        self._open_if_identified()
         if self._scheduler is not None and self._directions.loads:
             self._scheduler.arrived(request)
 

@@ -26,8 +26,10 @@ class PendingScheduler:
         self._reset = False
 
     def wait(self, timeout: float) -> bool:
-        """Waits at most `timeout` seconds, and returns whether the half can be opened."""
-        return self._weights.wait(timeout)
+        """Waits at most `timeout` seconds, and returns whether the half can be opened. Logs that it cannot."""
+        ready = self._weights.wait(timeout)
+        self._weights.log_unless_ended()
+        return ready
 
     @property
     def ready(self) -> bool:

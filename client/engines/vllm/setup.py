@@ -146,17 +146,23 @@ def open_scheduler(
     """
     kinds = [kind_of(group.kv_cache_spec) for group in groups.kv_cache_groups]
     sources = weights_sources(config, settings.weights, started_ns())
-    weights = WeightsThread(sources, FileDigests(user_memory()), log, settings.origin.place)
     attachment_log = AttachmentLog(log, settings.origin)
     client = _client(settings, attachment_log.on_link)
 
-    def opened(identity: ModelIdentity) -> SchedulerHalf:
-        salt = settings.salt if identity.weights else token_hex(16)
+    own_salt = token_hex(16)
+
+    def paged_groups(identity: ModelIdentity) -> list[PagedGroup]:
+        salt = settings.salt if identity.weights else own_salt
         namespaces = namespaces_of(config, groups, shapes, identity, salt)
-        paged = _paged_groups(config, groups, shapes, namespaces, pool.hash_block_size)
-        nbytes = [shape.nbytes for shape in shapes]
+        return _paged_groups(config, groups, shapes, namespaces, pool.hash_block_size)
+
+    def identified(identity: ModelIdentity) -> None:
+        paged, nbytes = paged_groups(identity), [shape.nbytes for shape in shapes]
         attachment_log.opened(lambda event: describe_cache(client.session, event, paged, nbytes, identity) + remark)
-        private = () if identity.weights else namespaces
+
+    def opened(identity: ModelIdentity) -> SchedulerHalf:
+        paged = paged_groups(identity)
+        private = () if identity.weights else [group.namespace for group in paged]
         events = _kv_cache_events(config, groups, client, pool, settings, shares=len(paged) // len(kinds))
         half = SchedulerHalf(client, paged, settings.disk_timeout, events, private, prefix_cache_of(config))
         half.reads.fleet.limits = settings.fleet_limits
@@ -167,6 +173,7 @@ def open_scheduler(
             half.gpu_pages = gpu_pages_of(config, groups, pool, half.counters)
         return half
 
+    weights = WeightsThread(sources, FileDigests(user_memory()), log, settings.origin, identified)
     return PendingScheduler(weights, client, opened)
 
 

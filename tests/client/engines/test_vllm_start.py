@@ -222,6 +222,26 @@ def test_one_line_each_says_attached_lost_and_attached_again(
     assert not [record for record in caplog.records if record.name == "pagetier.client"]
 
 
+def test_the_log_says_at_the_start_that_weights_are_read_and_that_it_attached_when_they_are(
+    daemon: RunningDaemon, tmp_path: Path, cache_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No request is needed for either line."""
+    weights = model(tmp_path / "llama")
+    with caplog.at_level(logging.INFO):
+        with weights_being_read(cache_folder):
+            half = pending(weights, daemon.socket, switch="1")
+            assert eventually(lambda: half._weights._unread > 0)
+            assert not half.wait(0)
+            (reading,) = lines_of(caplog)
+        assert eventually(waits_for(caplog, 2))
+        half.close()
+    assert f"computes the digest of 7 B of weights of {weights}, once on this machine, and attaches" in reading
+    assert reading.startswith("pagetier is on, ") and reading.endswith(
+        "; PAGETIER=1 turned it on, PAGETIER=0 turns it off"
+    )
+    assert lines_of(caplog)[1].startswith(f"pagetier attached to {daemon.socket} in slot 0: arena ")
+
+
 def test_one_line_says_what_was_tried_and_what_to_do_without_a_daemon(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

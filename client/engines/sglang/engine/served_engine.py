@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
 
 from pagetier.client.client import Client
-from pagetier.client.engines.attachment_log import AttachmentLog
+from pagetier.client.engines.attachment_log import AttachmentLog, describe_memory
 from pagetier.client.engines.file_digests import FileDigests, user_memory
 from pagetier.client.engines.sglang.engine.namespace import EngineFacts, namespace_of, weights_source
 from pagetier.client.engines.sglang.engine.settings import LinkerSettings, StorageSettings
@@ -17,14 +17,14 @@ from pagetier.client.engines.sglang.pools.device_pools import DevicePool
 from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup
 from pagetier.client.engines.weights import ModelIdentity, started_ns
 from pagetier.client.engines.weights_thread import WeightsThread
+from pagetier.client.reconnect import LinkEvent
 from pagetier.client.registered_cache import RegisteredCache
 from pagetier.kernels.layout.transfer import PagedCache
+from pagetier.shm._core import Session
 
 log = logging.getLogger("pagetier.sglang")
 
-IDENTIFY_S: Final = 5.0
-"""Seconds by which the start of an engine may be delayed to identify its weights."""
-
+_IDENTIFY_S: Final = 5.0  # by which the start of an engine may be delayed to identify its weights
 _ATTACH_S: Final = 1.0
 
 
@@ -47,11 +47,37 @@ class ServedEngine(msgspec.Struct, frozen=True, eq=False):
         name = namespace_of(self.facts, pool, own, identity, salt)
         return EngineGroup(pool.name, RegisteredCache(client, own, name), pool.layers, pool.page_slots)
 
+    def describe(self, session: Session | None, event: LinkEvent, identity: ModelIdentity, salt: str) -> str:
+        """Returns what the engine caches, and where.
 
-def weights_thread(facts: EngineFacts, settings: LinkerSettings | StorageSettings) -> WeightsThread:
-    """Starts to identify the weights of an engine."""
+        Args:
+            session: The mapped segments.
+            event: The attachment.
+            identity: The identity of the model.
+            salt: The salt of the namespaces.
+        """
+        pairs = zip(self.pools, self.paged, strict=True)
+        sizes = ", ".join(f"{pool.name} {own.page.nbytes / 1024:g} KiB" for pool, own in pairs)
+        name = namespace_of(self.facts, self.pools[0], self.paged[0], identity, salt)
+        return (
+            f"{describe_memory(session, event)}, pages of {name.page_tokens} tokens ({sizes}),"
+            f' namespace "{name.name}", {identity.summary}'
+        )
+
+
+def weights_thread(
+    facts: EngineFacts, settings: LinkerSettings | StorageSettings, identified: Callable[[ModelIdentity], None]
+) -> WeightsThread:
+    """Starts to identify the weights of an engine; see WeightsThread."""
     source = weights_source(facts, settings.weights, started_ns())
-    return WeightsThread([source], FileDigests(user_memory()), log, settings.origin.place)
+    return WeightsThread([source], FileDigests(user_memory()), log, settings.origin, identified)
+
+
+def wait_for_weights(weights: WeightsThread, rank: int) -> None:
+    """Waits a moment for the identity of the weights. If that is too short, the first rank logs it for all."""
+    weights.wait(_IDENTIFY_S)
+    if not rank:
+        weights.log_unless_ended()
 
 
 def open_client(settings: LinkerSettings | StorageSettings, attachment_log: AttachmentLog, rank: int) -> Client:

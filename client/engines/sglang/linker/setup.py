@@ -14,7 +14,12 @@ from pagetier.client.engines.fleet_reads import FleetLimits, FleetReads
 from pagetier.client.engines.prefetch_thread import PrefetchThread
 from pagetier.client.engines.sglang.engine.model import Ranks, engine_facts, heads_of, require_known, require_no_draft
 from pagetier.client.engines.sglang.engine.namespace import EngineFacts
-from pagetier.client.engines.sglang.engine.served_engine import IDENTIFY_S, ServedEngine, open_client, weights_thread
+from pagetier.client.engines.sglang.engine.served_engine import (
+    ServedEngine,
+    open_client,
+    wait_for_weights,
+    weights_thread,
+)
 from pagetier.client.engines.sglang.engine.settings import LinkerSettings, read_settings
 from pagetier.client.engines.sglang.linker.cache_hooks import idle_publisher, install_hooks, sglang_events
 from pagetier.client.engines.sglang.linker.loads import LayerCounter
@@ -22,7 +27,7 @@ from pagetier.client.engines.sglang.linker.lookups import Lookups, ReadingThread
 from pagetier.client.engines.sglang.linker.released_hints import ReleasedHints
 from pagetier.client.engines.sglang.linker.transfers import RankServices, ServedGroups, Streams, Transfers
 from pagetier.client.engines.sglang.pools.device_pools import DevicePool, device_pools
-from pagetier.client.engines.sglang.pools.engine_groups import describe_cache
+from pagetier.client.engines.weights import ModelIdentity
 from pagetier.client.registration import paged_cache_of
 from pagetier.kernels.config.settings_file import load_settings
 
@@ -57,7 +62,6 @@ def open_transfers(
     ranks, facts = Ranks(params), engine_facts(server)
     pools = device_pools(params, heads_of(facts.model))
     engine = ServedEngine(facts, pools, [paged_cache_of(pool.group, ranks.shard) for pool in pools])
-    weights = weights_thread(facts, settings)
     own_salt = ranks.of_first(token_hex(16))
     attachment_log = AttachmentLog(log, settings.origin)
     client = open_client(settings, attachment_log, ranks.shard.rank)
@@ -66,18 +70,22 @@ def open_transfers(
     if facts.adapters:
         log.warning("pagetier shares no pages with other engines: SGLang knows LoRA adapters by their paths only")
 
+    def salt_of(identity: ModelIdentity, flushes: int) -> str:
+        shared = identity.weights and not facts.adapters and (not flushes or settings.flush == "keep")
+        return settings.salt if shared else f"{own_salt} {flushes}"
+
+    def identified(identity: ModelIdentity) -> None:
+        attachment_log.opened(lambda event: engine.describe(client.session, event, identity, salt_of(identity, 0)))
+
     def opened(flushes: int) -> ServedGroups | None:
         if not weights.ended:
             return None
-        shared = weights.identity.weights and not facts.adapters and (not flushes or settings.flush == "keep")
-        groups = engine.groups(client, weights.identity, settings.salt if shared else f"{own_salt} {flushes}")
-        if not flushes:
-            identity = weights.identity
-            attachment_log.opened(lambda event: describe_cache(client.session, event, groups, identity))
+        groups = engine.groups(client, weights.identity, salt_of(weights.identity, flushes))
         lookups = Lookups(client, groups, reading, settings, several_ranks=ranks.several)
         return ServedGroups(groups, lookups, settings.mode)
 
-    weights.wait(IDENTIFY_S)
+    weights = weights_thread(facts, settings, identified)
+    wait_for_weights(weights, ranks.shard.rank)
     streams = _streams(engine.paged[0].cache.device, forward_stream)
     services = _services(ranks.shard.rank, facts, params, client, settings, prefetch)
     return Transfers(client, opened, services, counter, ranks, streams), pools

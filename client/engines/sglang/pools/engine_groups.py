@@ -9,14 +9,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.client.engines.attachment_log import describe_memory
 from pagetier.client.engines.sglang.pools.device_pools import FULL
-from pagetier.client.engines.weights import ModelIdentity
 from pagetier.client.hash_inputs import mixed_into
 from pagetier.client.keys import Keys
-from pagetier.client.reconnect import LinkEvent
 from pagetier.client.registered_cache import RegisteredCache
-from pagetier.shm._core import Session
 from pagetier.shm.protocol import Prompt
 
 # SGLang passes the pages after those on the GPU, and does not say which page is before them.
@@ -67,22 +63,3 @@ def hashes_of(keys: Sequence[str]) -> bytes:
 def by_pool(transfers: Sequence[Any]) -> dict[str, Any]:
     """Returns SGLang's transfers by the name of their pool."""
     return {transfer.name.value: transfer for transfer in transfers}
-
-
-def describe_cache(
-    session: Session | None, event: LinkEvent, groups: Sequence[EngineGroup], identity: ModelIdentity
-) -> str:
-    """Returns what an engine caches, and where.
-
-    Args:
-        session: The mapped segments.
-        event: The attachment.
-        groups: The groups of the model.
-        identity: The identity of the model.
-    """
-    sizes = ", ".join(f"{group.name} {group.cache.paged.page.nbytes / 1024:g} KiB" for group in groups)
-    first = groups[0].cache
-    return (
-        f"{describe_memory(session, event)}, pages of {first.page_tokens} tokens ({sizes}),"
-        f' namespace "{first.namespace.name}", {identity.summary}'
-    )

@@ -10,10 +10,15 @@ from typing import Any
 from pagetier.client.engines.attachment_log import AttachmentLog
 from pagetier.client.engines.fleet_reads import FleetLimits
 from pagetier.client.engines.sglang.engine.model import heads_of, require_known, this_engine
-from pagetier.client.engines.sglang.engine.served_engine import IDENTIFY_S, ServedEngine, open_client, weights_thread
+from pagetier.client.engines.sglang.engine.served_engine import (
+    ServedEngine,
+    open_client,
+    wait_for_weights,
+    weights_thread,
+)
 from pagetier.client.engines.sglang.engine.settings import read_storage_settings
 from pagetier.client.engines.sglang.pools.device_pools import FULL, STATE, DevicePool
-from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup, describe_cache
+from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup
 from pagetier.client.engines.sglang.pools.host_pools import host_pools
 from pagetier.client.engines.sglang.storage.pages import StoragePages
 from pagetier.client.engines.unsupported import UnsupportedError
@@ -48,20 +53,22 @@ def open_storage(config: Any, hosts: Mapping[str, Any]) -> StoragePages:
         )
     pools = host_pools(hosts, hosts[FULL].page_size, heads_of(facts.model))
     engine = ServedEngine(facts, pools, [paged_cache_of(pool.group, _shard(config, pool)) for pool in pools])
-    weights = weights_thread(facts, settings)
     attachment_log = AttachmentLog(log, settings.origin)
     client = open_client(settings, attachment_log, config.tp_rank)
 
     @cache
     def groups_of(identity: ModelIdentity) -> Mapping[str, EngineGroup]:
-        groups = engine.groups(client, identity, settings.salt)
-        attachment_log.opened(lambda event: describe_cache(client.session, event, groups, identity))
-        return {group.name: group for group in groups}
+        return {group.name: group for group in engine.groups(client, identity, settings.salt)}
+
+    def identified(identity: ModelIdentity) -> None:
+        if identity.weights:
+            attachment_log.opened(lambda event: engine.describe(client.session, event, identity, settings.salt))
 
     def opened() -> Mapping[str, EngineGroup] | None:
         return groups_of(weights.identity) if weights.ended and weights.identity.weights else None
 
-    weights.wait(IDENTIFY_S)
+    weights = weights_thread(facts, settings, identified)
+    wait_for_weights(weights, config.tp_rank)
     return StoragePages(client, opened, FleetLimits(settings.timeout, settings.remote_least))
 
 
