@@ -31,14 +31,13 @@ from pagetier.shm.protocol import (
 )
 from pagetier.shm.request_sender import LinkError, RequestSender, SentRequest
 from pagetier.shm.response_buffer import ResponseBuffer
-from pagetier.shm.socket_path import DefaultSocket
+from pagetier.shm.socket_path import DefaultSocket, misspelt_variable
 from pagetier.shm.socket_trust import peer_credentials, why_untrusted
 
 __all__ = ["Greeting", "Link", "LinkError", "RefusedError"]
 
 _CHUNK = 64 << 10
 _DESCRIPTORS = 3
-_CROWDED = "the daemon's connection queue is full"
 _DETACH = 1  # the number of a link's only numbered Detach
 _READ_S = 60.0
 _OTHER_READS_S = 0.005
@@ -68,7 +67,7 @@ class Link:
         reader: The identifier of the thread that receives; 0 if there is none.
 
     Raises LinkError, also in all methods below, if the daemon is gone, late, or violates the protocol; RefusedError if
-    the path is a default one, and another user could have placed the socket there.
+    the path is a default one, and another user could have placed the socket there, or a misspelt variable is set.
     """
 
     def __init__(self, path: Path, timeout: float) -> None:
@@ -84,12 +83,13 @@ class Link:
         self._broken = ""
         self._watched = select.POLLRDHUP
         try:
+            if isinstance(path, DefaultSocket) and (name := misspelt_variable()):
+                raise RefusedError(f"the variable {name} is unknown; did you mean PAGETIER_SOCKET?")
             unix_socket.connect(self._socket, path, timeout)
             _check_trust(self._socket, path)
         except OSError as error:
             self.close()
-            why = _CROWDED if isinstance(error, BlockingIOError) else error.strerror or error
-            raise LinkError(f"{path}: {why}") from error
+            raise LinkError(f"{path}: {unix_socket.why_not_connected(path, error)}") from error
         except RefusedError:
             self.close()
             raise

@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path, PosixPath
+from typing import Final
 
 SOCKET_NAME = "pagetier.sock"
+_VARIABLE: Final = "PAGETIER_SOCKET"
+_BEGINNING: Final = "PAGETIER_SOC"  # of no other variable
+_ALIKE: Final = 0.93  # one letter more, fewer, or another, or two exchanged
 
 
 class DefaultSocket(PosixPath):
@@ -30,8 +34,22 @@ def default_socket(environ: Mapping[str, str] | None = None, run: Path = Path("/
     writable for all users.
     """
     environ = os.environ if environ is None else environ
-    named = environ.get("PAGETIER_SOCKET", "")
+    named = environ.get(_VARIABLE, "")
     return Path(named) if named else DefaultSocket(_folder(environ, run) / SOCKET_NAME)
+
+
+def misspelt_variable(environ: Mapping[str, str] | None = None) -> str:
+    """Returns the variable that may be meant to be PAGETIER_SOCKET, which is not set; "" if there is none."""
+    names = (os.environ if environ is None else environ).keys() - {_VARIABLE}
+    return next((name for name in sorted(names) if name.upper().startswith(_BEGINNING) or _is_alike(name)), "")
+
+
+def _is_alike(name: str) -> bool:
+    if abs(len(name) - len(_VARIABLE)) > 1:
+        return False
+    from difflib import SequenceMatcher  # few environments have a name of this length
+
+    return SequenceMatcher(None, _VARIABLE, name).ratio() > _ALIKE
 
 
 def closed_folder(path: Path) -> Path | None:

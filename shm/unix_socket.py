@@ -11,7 +11,9 @@ from collections import deque
 from pathlib import Path
 
 from pagetier.shm import clock
+from pagetier.shm.socket_path import SOCKET_NAME
 
+_CROWDED = "the daemon's connection queue is full"
 _TIMEVAL = struct.Struct("@ll")
 _BLOCKING_S = 0.1
 _SHORTEST_S = 1e-3  # 0 would mean no timeout
@@ -27,6 +29,13 @@ def connect(connecting: socket.socket, path: Path, timeout: float) -> None:
     microseconds = int(max(timeout, _SHORTEST_S) * 1e6)
     connecting.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(*divmod(microseconds, 1_000_000)))
     connecting.connect(os.fspath(path))
+
+
+def why_not_connected(path: Path, error: OSError) -> str:
+    """Returns why connect() has failed."""
+    if path.is_dir():
+        return f"it is a folder, not a socket: the daemon's may be {path / SOCKET_NAME}"
+    return _CROWDED if isinstance(error, BlockingIOError) else error.strerror or str(error)
 
 
 def limit_receiving(connection: socket.socket) -> None:

@@ -16,7 +16,7 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
@@ -32,7 +32,7 @@ _OFF: Final = frozenset(("", "0", "off", "no", "false"))
 _ON: Final = frozenset(("1", "on", "yes", "true"))
 _SHORT: Final = {"mode": {"load": "load_only", "save": "save_only"}}
 _BARE: Final = re.compile(r"[\w=./:+-]+")
-_SHOWN: Final = 300
+_SHOWN: Final = 500
 _LOGGED_BY: Final = "_PAGETIER_LOGGED_BY"  # has the number of the process that logged that the variable has no effect
 _OWN: Final = "switch"  # the setting that records the variable's value; users do not set it
 
@@ -53,20 +53,33 @@ def settings_of(value: str, kind: type[msgspec.Struct]) -> dict[str, Any]:
         kind: The settings of the engine's connector or linker.
 
     Raises:
-        ValueError: A word or a value is unknown. The message names it and what is known.
+        ValueError: Words or values are unknown. The message names all of them, and what is known.
     """
     types = {name: given for name, given in get_type_hints(kind).items() if name in kind.__struct_fields__}
     del types[_OWN]
     settings: dict[str, Any] = {}
+    unknown, wrong = list[str](), list[str]()
     for word in _words(value):
         name, equals, text = word.partition("=")
         if not equals and word.lower() in _ON:
             continue
         if name not in types:
-            known = ", ".join(types)
-            raise ValueError(f'"{word}" is unknown: set it to 1, 0, or NAME=VALUE, where NAME is one of {known}')
-        settings[name] = _read(name, text, types[name])
+            unknown.append(f'"{word}"')
+            continue
+        try:
+            settings[name] = _read(name, text, types[name])
+        except ValueError as error:
+            wrong.append(str(error))
+    if unknown or wrong:
+        raise ValueError("; ".join((*wrong, *_unknown(unknown, types))))
     return settings | {_OWN: value}
+
+
+def _unknown(words: Sequence[str], known: Iterable[str]) -> Iterator[str]:
+    if words:
+        verb = "is" if len(words) == 1 else "are"
+        use = f"set it to 1, 0, or NAME=VALUE, where NAME is one of {', '.join(known)}"
+        yield f"{' and '.join(words)} {verb} unknown: {use}"
 
 
 def _words(value: str) -> list[str]:

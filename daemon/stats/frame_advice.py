@@ -9,6 +9,7 @@ from pagetier.shm.units import format_size, spell_size
 
 _LEAST_PAGES: Final = 16  # of fewer pages the mean says little
 _WASTE: Final = 2
+_EMPTIES: Final = "a restart with it empties memory and the disk tier"
 
 
 def pages_that_fit(frames: int, used_frames: int, pages: int) -> int:
@@ -37,4 +38,4 @@ def frame_advice(pages: int, nbytes: int, used: int) -> str:
     if fits * pages >= used:
         return ""
     taken = f"{format_size(used)} of frames hold {format_size(nbytes)} of pages"
-    return f'{taken}: arena.frame_size = "{spell_size(fits)}" fits better'
+    return f'{taken}: arena.frame_size = "{spell_size(fits)}" fits better, and {_EMPTIES}'

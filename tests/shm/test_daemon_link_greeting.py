@@ -15,6 +15,7 @@ from open_descriptors import open_descriptors
 from pagetier.shm.daemon_link import Link, LinkError, RefusedError
 from pagetier.shm.message_codec import pack
 from pagetier.shm.protocol import BUILD, Findings, Observe
+from pagetier.shm.socket_path import DefaultSocket
 from virtual_clock import VirtualClock
 
 
@@ -30,6 +31,22 @@ def test_an_absent_daemon_is_an_error(kind: str, tmp_path: Path) -> None:
     with pytest.raises(LinkError, match="/s"):
         Link(path, 5)
     assert open_descriptors() == before
+
+
+def test_a_folder_in_place_of_a_socket_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LinkError) as error:
+        Link(tmp_path, 5)
+    assert str(error.value) == f"{tmp_path}: it is a folder, not a socket: the daemon's may be {tmp_path}/pagetier.sock"
+
+
+def test_a_misspelt_variable_is_not_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGETIER_SOKET", str(tmp_path / "s"))
+    before = open_descriptors()
+    with pytest.raises(RefusedError, match="PAGETIER_SOKET is unknown; did you mean PAGETIER_SOCKET"):
+        Link(DefaultSocket(tmp_path / "default"), 5)
+    assert open_descriptors() == before
+    with pytest.raises(LinkError, match="No such file"):
+        Link(tmp_path / "named", 5)
 
 
 def test_received_descriptors_are_not_inherited_by_other_programs() -> None:

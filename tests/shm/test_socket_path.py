@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pagetier.shm.socket_path import DefaultSocket, default_socket
+from pagetier.shm.socket_path import DefaultSocket, default_socket, misspelt_variable
 
 AS_NOBODY = 65534
 
@@ -39,6 +39,22 @@ def test_the_fallbacks_are_the_users_folder_and_tmp(tmp_path: Path) -> None:
 def test_the_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAGETIER_SOCKET", "/a/b.sock")
     assert default_socket() == Path("/a/b.sock")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("PAGETIER_SOKET", "PAGETIER_SOCKTE", "PAGETIER_SOCKETS", "PAGETIER_SOCK", "PAGETIER_SOCKET_PATH"),
+        *("PAGETIR_SOCKET", "pagetier_socket", "PAGETIER-SOCKET"),
+    ],
+)
+def test_a_variable_that_may_be_meant_is_found(name: str) -> None:
+    assert misspelt_variable({"HOME": "/root", name: "/x/y.sock"}) == name
+
+
+def test_other_variables_are_not_mistaken_for_it() -> None:
+    names = ("PAGETIER", "PAGETIER_SOCKET", "PAGETIER_SERVICE", "PAGETIER_SERVICE_PORT", "PAGETIER_CONFIG", "SOCKET")
+    assert misspelt_variable(dict.fromkeys((*names, "PAGETIER_METRICS", "VLLM_HOST_SOCKET"), "x")) == ""
 
 
 def test_only_a_default_path_has_to_be_checked(tmp_path: Path) -> None:

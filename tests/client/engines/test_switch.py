@@ -74,6 +74,15 @@ def test_a_wrong_word_is_named(value: str, named: str, kind: type[msgspec.Struct
     assert named in str(error.value) and "where NAME is one of switch" not in str(error.value)
 
 
+@BOTH
+def test_all_wrong_words_are_named_at_once(kind: type[msgspec.Struct]) -> None:
+    with pytest.raises(ValueError) as error:
+        settings_of("dsk_timeout=1s mode=never sokcet=/x remote_least=few", kind)
+    found = str(error.value)
+    for named in ('"dsk_timeout=1s" and "sokcet=/x" are unknown: ', "mode=never: ", "remote_least=few: "):
+        assert found.count(named) == 1, found
+
+
 def test_settings_of_one_engine_only_are_unknown_to_the_other() -> None:
     assert settings_of("store=on_eviction", ConnectorSettings)["store"] == "on_eviction"
     with pytest.raises(ValueError, match='"store=on_eviction" is unknown'):
@@ -98,7 +107,7 @@ def test_it_is_shown_as_a_shell_takes_it() -> None:
         (UnsupportedError("--enable-sleep-mode is set"), "--enable-sleep-mode is set"),
         (ValueError("1 error\n  for VllmConfig"), "1 error for VllmConfig"),
         (KeyError("pages"), "KeyError('pages')"),
-        (ValueError("x" * 1000), "x" * 300),
+        (ValueError("x" * 1000), "x" * 500),
     ],
 )
 def test_no_effect_costs_one_line(
