@@ -13,6 +13,7 @@ from pagetier.daemon.config.schema import Config
 from pagetier.daemon.config.token import read_token
 from pagetier.daemon.config.validation import beyond_its_disk
 from pagetier.daemon.host.arena_fit import fit, need_of, serves
+from pagetier.daemon.host.disk_space import space_seen
 from pagetier.daemon.host.folders import existing_folder, why_no_folder
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.listening_socket import check_folder
@@ -113,6 +114,5 @@ def _disk_warnings(disk: DeviceOptions, host: Host) -> Iterator[str]:
     if not os.access(there, os.W_OK | os.X_OK):
         remedy = folder_remedy(disk.path) or "its file system is read-only"
         yield f"warning: no disk tier: {disk.path} cannot be used; {remedy}"
-    stat = host.statvfs(there)
-    if too_large := beyond_its_disk(disk, stat.f_blocks * stat.f_frsize):
+    if too_large := beyond_its_disk(disk, space_seen(disk.path, host).room):
         yield f"warning: on this host {too_large}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,8 @@ from pagetier.daemon.config.fields import fields
 from pagetier.daemon.config.live_settings import Changes, LiveSettings
 from pagetier.daemon.config.loader import ConfigError, with_changes
 from pagetier.daemon.config.validation import beyond_its_disk
+from pagetier.daemon.host.disk_space import space_seen
+from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.peer_credentials import Rights
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm.protocol import Resize, Resized
@@ -105,8 +106,7 @@ def _too_large(daemon: Daemon, wanted: dict[str, str]) -> Iterator[str]:
     """Yields a warning for each device that is larger than its file system, as far as this user can see that."""
     for device in with_changes(config_of(daemon), wanted, "resize").disk.devices if "disk.size" in wanted else ():
         with suppress(OSError):
-            stat = os.statvfs(device.path)
-            yield from filter(None, [beyond_its_disk(device, stat.f_blocks * stat.f_frsize)])
+            yield from filter(None, [beyond_its_disk(device, space_seen(device.path, Host()).room)])
 
 
 def _resize(daemon: Daemon, wanted: dict[str, str]) -> None:

@@ -41,18 +41,18 @@ def wrong_disk_size(config: Config) -> str:
     return ""
 
 
-def beyond_its_disk(disk: DeviceOptions, total: int) -> str:
-    """Returns a warning if the file system is smaller than what the disk tier may take of it; or "".
+def beyond_its_disk(disk: DeviceOptions, room: int) -> str:
+    """Returns a warning if the file system has less room than the disk tier may take of it; or "".
 
     Args:
         disk: A device of the disk tier.
-        total: Bytes of the file system; 0 if unknown.
+        room: Bytes of the file system that are free, and those that the tier takes already.
     """
-    if not total or disk.size <= total:
+    if disk.size <= room:
         return ""
     return (
-        f"disk.size = {spell_size(disk.size)} is more than the file system of {disk.path} has "
-        f"({format_size(total)}): it will be full before the tier is"
+        f"disk.size = {spell_size(disk.size)} is more than the file system of {disk.path} has for it "
+        f"({format_size(room)} free, or in use by the tier): it will be full before the tier is"
     )
 
 

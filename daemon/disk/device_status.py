@@ -82,4 +82,5 @@ class DeviceStatus:
 
     def too_large(self, options: DeviceOptions) -> str:
         """Returns a warning if the device may outgrow its file system, else ""."""
-        return beyond_its_disk(options, self.report.disk_total)
+        room = self.report.disk_free + self.report.file_bytes
+        return beyond_its_disk(options, room) if self.report.disk_total else ""

@@ -6,13 +6,13 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
 from pagetier.daemon.cli.tables import synced
 from pagetier.daemon.config.disk_capacity import device_capacity_text
 from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.config.schema import Config
+from pagetier.daemon.host.disk_space import DiskSpace, space_seen
 from pagetier.daemon.host.folders import existing_folder, why_no_folder
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.mounts import VOLATILE, mount_of
@@ -67,7 +67,6 @@ def _allows(text: str, path: Path) -> bool:
 
 _NETWORKED = ("nfs", "nfs4", "cifs", "smb3", "ceph", "fuse.sshfs", "9p")
 _CLOSE = 0.05
-_DATA_FILES = ("data.mdb", "frames.*")
 
 
 def check_disk(config: Config, host: Host, snapshot: Snapshot | None) -> Iterator[Result]:
@@ -120,46 +119,31 @@ def _file_system(path: Path, host: Host) -> Result:
     return ok("disk system", f"{there} is {kind}")
 
 
-class _Space(NamedTuple):
-    """Bytes of a file system that are free, and those that the files of the tier take."""
-
-    free: int
-    in_use: int
-
-
-def _space(path: Path, report: DeviceReport | None, host: Host) -> _Space:
+def _space(path: Path, report: DeviceReport | None, host: Host) -> DiskSpace:
     """Returns what a worker has measured at one moment; without one, what is seen here."""
     if report is not None and report.standing is Standing.OPEN and report.disk_total:
-        return _Space(report.disk_free, report.file_bytes)
-    there = existing_folder(path)
-    stat = host.statvfs(there)
+        return DiskSpace(report.disk_free, report.file_bytes)
+    seen = space_seen(path, host)
     reported = report.file_bytes if report is not None else 0  # this user may not be allowed to look
-    return _Space(stat.f_bavail * stat.f_frsize, max(_taken(path), reported))
+    return DiskSpace(seen.free, max(seen.in_use, reported))
 
 
-def _room(device: DeviceOptions, frame: int, space: _Space) -> Result:
+def _room(device: DeviceOptions, frame: int, space: DiskSpace) -> Result:
     path, size, (free, in_use) = device.path, device.size, space
-    if free + in_use >= size:
+    if space.room >= size:
         return ok(
             "disk room",
             f"{format_size(free)} free; {format_size(in_use)} of {format_size(size)} are in use already;"
             f" {device_capacity_text(device, frame)}",
         )
     needed = f"{format_size(free)} free, but {format_size(size - in_use)} more are needed"
-    return problem("disk room", f"{path}: {needed}: {_offer(device, frame, (free + in_use) // 2**20 * 2**20)}")
+    return problem("disk room", f"{path}: {needed}: {_offer(device, frame, space.room // 2**20 * 2**20)}")
 
 
 def _offer(device: DeviceOptions, frame: int, size: int) -> str:
     if not fits_a_frame(device.store, size, device.environments, frame):
         return "no disk tier fits: free some space, or set another disk.path"
     return f'disk.size = "{spell_size(size)}" would fit'
-
-
-def _taken(path: Path) -> int:
-    try:
-        return sum(file.stat().st_blocks * 512 for name in _DATA_FILES for file in path.rglob(name))
-    except OSError:
-        return 0
 
 
 def _standing(disk: DiskReport) -> Iterator[Result]:
