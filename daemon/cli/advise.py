@@ -22,6 +22,7 @@ _BAR = 40
 _PLOT_EVERY = 4  # of the points of the curve
 _TINY = 0.005
 _NARROWEST = 60  # columns
+_LEAST_LOOKUPS = 20
 _LEAST_NAME, _DIGITS = 14, 8  # characters of a namespace, and of the digest at its end
 _NOTHING = "no lookups were counted yet: run engines against this daemon, then ask again"
 _AT_LEAST = "At least: LRU would find that much. The daemon evicts by cadence, which finds about as much or more."
@@ -58,6 +59,8 @@ def advise(socket: Path, show: str | None, picture: Path | None, prefill_rate: f
     predicted for the configured disk, and all others are predictions, too: of LRU. While the daemon evicts by
     "cadence", those of memory are the least to expect.
 
+    Fewer than 20 lookups are too few for predictions, except with --json and --svg.
+
     Exit codes: 0: success; 1: the picture cannot be drawn or written; 3: no daemon.
     """
     with daemon_at(socket) as daemon:
@@ -74,7 +77,18 @@ def advise(socket: Path, show: str | None, picture: Path | None, prefill_rate: f
     else:
         width = max(_NARROWEST, shutil.get_terminal_size().columns)
         window = spell_duration(config.advise.window)
-        click.echo("\n".join((found, *advice_lines(advice, window, prefill_rate, width))))
+        enough = advice.lookups >= _LEAST_LOOKUPS
+        lines = (found, *advice_lines(advice, window, prefill_rate, width)) if enough else _too_few(advice, width)
+        click.echo("\n".join(lines))
+
+
+def _too_few(advice: SizeAdvice, width: int) -> Iterator[str]:
+    """Yields what there is to say of a few lookups: predictions from them would look like knowledge."""
+    counts = counted(advice.lookups, "lookup")
+    found = f"{advice.total.hit_ratio:.1%} of the tokens found"
+    text = f"too little to advise on: {counts} so far, {found}; ask again from {_LEAST_LOOKUPS} lookups on"
+    yield from textwrap.wrap(text, width)
+    yield from _aligned(list(_absent(advice.total)), "<>", width)
 
 
 def _why_nothing(known: SampledLookups | None) -> str:

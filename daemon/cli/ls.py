@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from pagetier.daemon.cli.daemon_connection import daemon_at, socket_option
+from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option
 from pagetier.daemon.cli.page_arguments import named_space
 from pagetier.daemon.common.namespaces import with_pages
+from pagetier.daemon.stats.snapshot_reader import take_snapshot
+from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm import clock
 from pagetier.shm._core import Observer
+from pagetier.shm.protocol import DISK
 from pagetier.shm.units import format_size, spell_duration
 
 if TYPE_CHECKING:
@@ -49,13 +52,24 @@ def ls(socket: Path, namespace: str | None, most: int, show: str | None) -> None
     Exit codes: 0: success; 1: no such namespace; 2: invalid usage; 3: no daemon.
     """
     with daemon_at(socket) as daemon:
+        incomplete = _why_incomplete(daemon)
         if namespace is None:
-            _print_namespaces(_namespaces(daemon.observer)[:most], show)
+            _print_namespaces(_namespaces(daemon.observer)[:most], show, incomplete)
         else:
             from pagetier.daemon.stats.prefixes import largest_prefixes
 
             space = named_space(daemon.observer, namespace)
-            _print_prefixes(largest_prefixes(daemon.observer, space.number, most), show)
+            _print_prefixes(largest_prefixes(daemon.observer, space.number, most), show, incomplete)
+
+
+def _why_incomplete(daemon: Daemon) -> str:
+    """Returns why the pages on disk are not listed; "" if they are."""
+    disk = take_snapshot(daemon.observer).disk
+    if DISK not in daemon.extras or disk.standing is Standing.OPEN:
+        return ""
+    if disk.standing is Standing.DOWN:
+        return f"the disk tier is down, so its pages are not listed: {disk.trouble}"
+    return "the disk tier is being opened, so its pages are not listed yet"
 
 
 def _namespaces(observer: Observer) -> list[ListedNamespace]:
@@ -76,7 +90,7 @@ def _namespaces(observer: Observer) -> list[ListedNamespace]:
     return sorted(found, key=lambda each: -(each.memory_bytes + each.disk_bytes))
 
 
-def _print_namespaces(found: Sequence[ListedNamespace], show: str | None) -> None:
+def _print_namespaces(found: Sequence[ListedNamespace], show: str | None, incomplete: str) -> None:
     rows = [
         (
             each.label,
@@ -90,10 +104,10 @@ def _print_namespaces(found: Sequence[ListedNamespace], show: str | None) -> Non
         for each in found
     ]
     heads = ("namespace", "digest", "in memory", "bytes", "on disk", "bytes", "last used")
-    _print(found, heads, rows, show)
+    _print(found, heads, rows, show, incomplete)
 
 
-def _print_prefixes(found: Sequence[Prefix], show: str | None) -> None:
+def _print_prefixes(found: Sequence[Prefix], show: str | None, incomplete: str) -> None:
     rows = [
         (
             each.key[:16],
@@ -105,7 +119,7 @@ def _print_prefixes(found: Sequence[Prefix], show: str | None) -> None:
         )
         for each in found
     ]
-    _print(found, ("first page", "pages", "bytes", "in memory", "on disk", "last used"), rows, show)
+    _print(found, ("first page", "pages", "bytes", "in memory", "on disk", "last used"), rows, show, incomplete)
 
 
 def _ago(seconds: float | None) -> str:
@@ -113,13 +127,18 @@ def _ago(seconds: float | None) -> str:
 
 
 def _print(
-    found: Sequence[msgspec.Struct], heads: Sequence[str], rows: Sequence[Sequence[str]], show: str | None
+    found: Sequence[msgspec.Struct],
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    show: str | None,
+    incomplete: str,
 ) -> None:
     if show:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
         return
+    if note := incomplete or ("" if rows else "nothing is stored yet"):
+        click.echo(note, err=True)
     if not rows:
-        click.echo("nothing is stored yet", err=True)
         return
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     for row in (heads, *rows):

@@ -18,6 +18,7 @@ import click
 import msgspec
 
 from pagetier.daemon.cli.unit_files import UNITS, UnitFile, described, exists, installable_files, is_unmodified
+from pagetier.shm.socket_trust import peer_credentials
 from pagetier.shm.units import format_size
 
 _FOLDERS: Final = re.compile(r"\d+(\.new)?")  # the environments of a disk tier
@@ -60,19 +61,35 @@ class InstalledService(msgspec.Struct, frozen=True):
         """Raises ClickException if a unit is enabled, or if the daemon runs: its files are in use."""
         wants = (self.root / UNITS).glob("*.wants")
         links = [link for folder in wants for unit in self.units.split() if exists(link := folder / f"{unit}.service")]
-        if links or self._listens():
-            state = f"{links[0].name} is enabled" if links else f"{self._socket} is in use by a daemon"
-            raise click.ClickException(f"{state}, so nothing was removed; first: systemctl disable --now {self.units}")
+        disable = f"systemctl disable --now {self.units}"
+        if links:
+            raise _still(f"{links[0].name} is enabled", disable)
+        in_use = f"{self._socket} is in use by a daemon"
+        match self._listener():
+            case None:
+                return
+            case pid if self._is_service(pid):
+                raise _still(in_use, disable)
+            case pid:
+                raise _still(f"{in_use} that was started by hand", f"kill {pid}, or Ctrl-C in its terminal")
 
     @property
     def _socket(self) -> Path:
         return self.root / f"run/{self.user}/pagetier.sock"
 
-    def _listens(self) -> bool:
+    def _listener(self) -> int | None:
+        """Returns the PID of the daemon, 0 if it is in another PID namespace; None if there is no daemon."""
         with socket.socket(socket.AF_UNIX) as tried, contextlib.suppress(OSError):
             tried.connect(str(self._socket))
+            return peer_credentials(tried)[0]
+        return None
+
+    def _is_service(self, pid: int) -> bool:
+        """Returns whether a process belongs to a unit, or may do so."""
+        try:
+            return any(f"/{unit}.service" in Path(f"/proc/{pid}/cgroup").read_text() for unit in self.units.split())
+        except OSError:
             return True
-        return False
 
     def installed_files(self) -> Iterator[UnitFile]:
         """Yields the files of this service that exist; templates only if no other tenant needs them."""
@@ -98,6 +115,10 @@ class InstalledService(msgspec.Struct, frozen=True):
             lines = (self.root / "etc" / database).read_text(errors="replace").splitlines()
             return any(line.startswith(f"{self.user}:") for line in lines)
         return False
+
+
+def _still(state: str, remedy: str) -> click.ClickException:
+    return click.ClickException(f"{state}, so nothing was removed; first: {remedy}")
 
 
 def _run(command: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -123,16 +124,31 @@ def test_an_enabled_service_is_not_removed(root: Path, disk: Path) -> None:
     assert files_below(root) == before
 
 
-def test_a_service_that_runs_is_not_removed(root: Path, disk: Path) -> None:
+def test_a_daemon_that_runs_and_was_started_by_hand_has_its_own_remedy(root: Path, disk: Path) -> None:
     before = files_below(root)
     (root / "run/pagetier").mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as daemon:
         daemon.bind(str(root / "run/pagetier/pagetier.sock"))
         daemon.listen()
         result = unit("remove", root, "--purge", "--yes")
-    assert (result.exit_code, "is in use by a daemon" in result.output) == (1, True), result.output
+    by_hand = f"in use by a daemon that was started by hand, so nothing was removed; first: kill {os.getpid()}, or"
+    assert result.exit_code == 1 and by_hand in " ".join(result.output.split()), result.output
     assert files_below(root) - {"run/pagetier/pagetier.sock"} == before
     assert unit("remove", root).exit_code == 0, "a socket that nothing listens on"
+
+
+def test_a_service_that_runs_is_not_removed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = "0::/system.slice/pagetierd.service"
+    read = Path.read_text
+    in_proc = lambda path, **more: group if path.name == "cgroup" else read(path, **more)  # noqa: E731
+    monkeypatch.setattr(Path, "read_text", in_proc)
+    (root / "run/pagetier").mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(str(root / "run/pagetier/pagetier.sock"))
+        daemon.listen()
+        result = unit("remove", root)
+    text = " ".join(result.output.split())
+    assert "in use by a daemon, so nothing was removed; first: systemctl disable --now pagetierd" in text
 
 
 def test_without_purge_the_disk_and_the_user_stay(root: Path, disk: Path) -> None:

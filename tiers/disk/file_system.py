@@ -57,6 +57,18 @@ def _why(folder: Path, error: OSError) -> str:
     return "; ".join(filter(None, (error.strerror or str(error), remedy)))
 
 
+def make(folder: Path) -> None:
+    """Creates the folder, unless it exists. Raises TierError where no user can create one, as in /proc, and OSError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (FileNotFoundError, PermissionError) as error:
+        if folder_remedy(folder) and isinstance(error, PermissionError):
+            raise
+        there = next(parent for parent in folder.parents if parent.exists())
+        why = f"{error.strerror}: no folder can be created in {there}"
+        raise TierError(f"{folder} cannot be used by the disk tier: {why}; set another disk.path") from error
+
+
 def own(folder: Path) -> int:
     """Returns a descriptor that keeps the folder locked for this tier while it is open. Raises TierError, OSError."""
     descriptor = _open_owner(folder)

@@ -69,7 +69,7 @@ def prepare(options: Options) -> int:
             f"a disk tier of {options.cap_bytes} bytes is too small for frames of {options.frame_bytes}: give it more"
         )
     with file_system.converted_errors(options.folder):
-        options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file_system.make(options.folder)
         return file_system.own(options.folder)
 
 

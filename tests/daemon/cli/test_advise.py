@@ -131,16 +131,33 @@ def test_without_lookups_it_says_so(tmp_path: Path) -> None:
 def test_lookups_that_no_store_follows_are_reported() -> None:
     stored, absent = namespace().keys(range(16 * 40)), namespace().keys([7, *range(16 * 60)])
     with RunningDaemon() as daemon, daemon.client() as client:
-        client.match(absent).release()
-        assert eventually(lambda: "1 lookup found nothing" in daemon.pagetier("advise").stdout)
+        for _ in range(10):
+            client.match(absent).release()
+        assert eventually(lambda: "10 lookups found nothing" in daemon.pagetier("advise").stdout)
         assert advice(daemon) is None
         client.store(stored, [bytes(PAGE)] * len(stored))
-        client.match(stored).release()
-        values = advice_after(daemon, 2)
+        for _ in range(10):
+            client.match(stored).release()
+        values = advice_after(daemon, 20)
         memory = daemon.snapshot().tiers.memory
         assert (values["total"]["hit_ratio"], values["hit_ratio_of_all"]) == (1, pytest.approx(memory.hit_ratio))
         assert "100.0% counts a miss only if" in values["warning"] and "found 40.0% of all" in values["warning"]
         assert f"warning: {values['warning']}" in " ".join(daemon.pagetier("advise").stdout.split())
+
+
+def test_nothing_is_predicted_from_a_few_lookups() -> None:
+    with RunningDaemon() as daemon, daemon.client() as client:
+        serve(client, namespace().keys(range(16 * 5)))
+        serve(client, namespace().keys(range(16 * 8)))
+        advice_after(daemon, 2)
+        text = daemon.pagetier("advise").stdout
+        few = "too little to advise on: 2 lookups so far, 38.5% of the tokens found; ask again from 20 lookups on"
+        assert few in " ".join(text.split()) and "never stored" in text
+        assert "memory" not in text and "endless" not in text and "no lookups" not in text
+        for number in range(18):
+            serve(client, namespace().keys(range(number, 16 * 3)))
+        advice_after(daemon, 20)
+        assert "memory 0.5x" in daemon.pagetier("advise").stdout
 
 
 def test_a_picture_is_drawn_or_the_reason_is_said(tmp_path: Path) -> None:
@@ -205,6 +222,9 @@ def test_a_page_that_the_disk_evicted_is_recognized() -> None:
         room = values["disk_bytes"]
         assert values["present_disk"]["bytes"] == room
         assert absent(daemon) == {"never_stored": len(keys) * 16, "evicted_from_disk": len(keys) * 16}
+        for _ in range(18):
+            client.match(keys).release()
+        advice_after(daemon, 20)
         assert 0 < room <= 8 << 20 and f"  and disk  {format_size(room):>10}" in daemon.pagetier("advise").stdout
 
 

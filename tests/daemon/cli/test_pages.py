@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from disk_daemon import FRAME, DiskDaemon, write_through
+from bare_engine import SPACE as ENGINES
+from bare_engine import Engine
+from disk_daemon import FRAME, FRAMES, DiskDaemon, TroubledDaemon, write_through
+from fake_worker import impostor
 from other_users import ALICE, as_root, output_as
 from pagetier.client import Client
 from pagetier.shm.exit_codes import Exit
@@ -150,6 +153,21 @@ def test_namespaces_are_listed_with_the_largest_first(daemon: DiskDaemon) -> Non
     mine = next(each for each in listed if each["digest"] == SPACE.digest.hex())
     assert (mine["label"], mine["disk_pages"], mine["page_tokens"]) == (SPACE.name, 6, 16)
     assert mine["label"] in daemon.pagetier("ls").output
+
+
+def test_a_disk_tier_that_is_not_open_is_not_called_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with DiskDaemon(FRAMES) as daemon, Engine(daemon) as engine:
+        daemon.store_through(engine, range(2))
+        daemon.pagetier("flush", "--all", "--tier", "memory", "--yes")
+        with daemon.away():
+            found = daemon.pagetier("ls")
+            assert "the disk tier is down, so its pages are not listed: " in found.output and found.exit_code == 0
+            assert "nothing is stored" not in found.output
+        assert ENGINES.name in daemon.pagetier("ls").output
+    impostor(tmp_path, monkeypatch, "there.recv(1)", "time.sleep(3600)")
+    with TroubledDaemon(FRAMES) as opening:
+        found = opening.pagetier("ls")
+        assert found.output == "the disk tier is being opened, so its pages are not listed yet\n"
 
 
 @pytest.mark.parametrize("policy", ["cadence", "lru"])

@@ -12,6 +12,8 @@ from bare_engine import Engine
 from disk_daemon import DiskDaemon, TroubledDaemon
 from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm.protocol import FetchOutcome
+from pagetier.tiers.base import TierError
+from pagetier.tiers.disk import file_system
 
 FRAMES = 16
 ROOT = os.geteuid() == 0
@@ -44,6 +46,15 @@ def test_the_folder_is_a_file() -> None:
         daemon.disk.unlink()
         daemon.wait_open()
         assert daemon.report().trouble == ""
+
+
+@pytest.mark.skipif(not ROOT, reason="other users may not write there anyway")
+@pytest.mark.parametrize("there", ["/proc", "/sys"])
+def test_the_folder_is_where_no_file_system_has_room_for_one(there: str) -> None:
+    with pytest.raises(TierError) as error:
+        file_system.make(Path(there) / "pages" / "0")
+    assert str(error.value).endswith(f": no folder can be created in {there}; set another disk.path")
+    assert f"{there}/pages/0 cannot be used by the disk tier: " in str(error.value)
 
 
 def test_the_folder_holds_other_things() -> None:
