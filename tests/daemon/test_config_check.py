@@ -39,24 +39,18 @@ def test_a_disk_folder_that_cannot_be_created_is_a_warning(folder: str, tmp_path
     assert "set another disk.path" in warnings({"socket": str(tmp_path / "socket"), **given})
 
 
-class FullDisk(Host):
-    """A host whose disk of 4 TiB has 16 MiB left."""
-
-    def statvfs(self, path: Path) -> os.statvfs_result:
-        """Returns the state of the file system."""
-        return os.statvfs_result((4096, 4096, 1 << 30, 1 << 20, (16 << 20) // 4096, 0, 0, 0, 0, 255))
-
-
 def test_a_disk_tier_larger_than_what_is_free_is_a_warning(tmp_path: Path) -> None:
     """What the tier has already counts as free for it."""
     given = {"disk.path": str(tmp_path / "disk"), "disk.size": "64MiB", "socket": str(tmp_path / "socket")}
     config = load(None, {}, {"arena.size": "8MiB", **given})
+    free = (16 << 20) // 4096
+    full = Host(statvfs=lambda _: os.statvfs_result((4096, 4096, 1 << 30, free, free, 0, 0, 0, 0, 255)))
     expected = f"warning: on this host disk.size = 64MiB is more than the file system of {tmp_path}/disk has for it"
-    assert any(line.startswith(expected) and "16.0 MiB free" in line for line in check_config(config, FullDisk()))
+    assert any(line.startswith(expected) and "16.0 MiB free" in line for line in check_config(config, full))
     (tmp_path / "disk" / "0").mkdir(parents=True)
     with (tmp_path / "disk" / "0" / "frames.0").open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, 49 << 20)
-    assert not any("disk.size" in line for line in check_config(config, FullDisk()))
+    assert not any("disk.size" in line for line in check_config(config, full))
 
 
 def test_a_missing_token_file_that_nothing_reads_is_a_warning(tmp_path: Path) -> None:
