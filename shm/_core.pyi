@@ -275,22 +275,6 @@ class SeenEvents(NamedTuple):
     reasons: bytes
 
 @final
-class PagesToWrite(NamedTuple):
-    """Pages to write to disk: entries u32, serials u64, sizes u64, spaces u32, ticks u64, reservations u32.
-
-    `histories` are what is known of their uses, HISTORY_BYTES each.
-    """
-
-    entries: bytes
-    serials: bytes
-    keys: bytes
-    sizes: bytes
-    spaces: bytes
-    ticks: bytes
-    reservations: bytes
-    histories: bytes
-
-@final
 class FlushedPages(NamedTuple):
     """The pages that a flush dropped, and those that it kept because they are in use."""
 
@@ -424,6 +408,7 @@ DISK_HISTORY_LAYOUT: StructLayout  # pt_disk_history (core/daemon/cadence/disk_h
 LISTED_LAYOUT: StructLayout  # pt_listed (core/client/locate.h)
 PAGE_REQUEST_LAYOUT: StructLayout  # pt_page_request (core/daemon/requests.h)
 PAGE_ANSWER_LAYOUT: StructLayout  # pt_answer (core/daemon/requests.h)
+PAGE_TO_WRITE_LAYOUT: StructLayout  # pt_page_to_write (binding/page_rows.h), without its last field
 HEAD_LAYOUT: StructLayout  # the fields of pt_header that every format has (core/common/layout.h)
 
 class ShmError(Exception):
@@ -1082,13 +1067,22 @@ class Owner:
         """Drops pages that a device could not read back."""
     def frames_before_unwritten(self, enough: int, tenant: int = 0, /) -> int:
         """Returns how many frames a tenant can get before an unwritten page has to be evicted, up to about `enough`."""
-    def start_writes(self, frames: int, limit: int, device: int = 0, /) -> PagesToWrite:
+    def start_writes(self, frames: int, limit: int, device: int = 0, offset: int = 0, /) -> bytes:
         """Makes room on a device for the coldest unwritten pages, about `frames` frames and at most `limit` pages.
 
         The pages stay in memory until end_writes().
+
+        Args:
+            frames: The frames to write.
+            limit: The limit of pages.
+            device: The number of the device.
+            offset: The stamp of a page on disk minus its tick in memory.
+
+        Returns:
+            Rows of PAGE_TO_WRITE_LAYOUT.
         """
-    def end_writes(self, entries: Array, results: Array, /) -> None:
-        """Ends writes that were commanded. results: a WriteResult (u8) each."""
+    def end_writes(self, pages: Array, results: Array, /) -> None:
+        """Ends writes that were commanded. pages: rows of start_writes(); results: a WriteResult (u8) each."""
     def fetch(
         self,
         slots: Array,

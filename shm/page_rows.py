@@ -13,6 +13,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from pagetier.shm._core import (
     PAGE_ANSWER_LAYOUT,
     PAGE_REQUEST_LAYOUT,
+    PAGE_TO_WRITE_LAYOUT,
     StructLayout,
 )
 
@@ -34,7 +35,31 @@ class PageAnswer(NamedTuple):
     serial: int
 
 
-_Row = TypeVar("_Row", PageRequest, PageAnswer)
+class PageToWrite(NamedTuple):
+    """A page of a write to a lower tier.
+
+    Attributes:
+        key: Its key.
+        history: What is known of its uses, HISTORY_BYTES.
+        size: Its bytes.
+        serial: Its serial, which identifies it forever together with `entry`.
+        stamp: Its recency in nanoseconds of the realtime clock.
+        entry: Its entry in the index.
+        space: The number of its namespace.
+        reservation: The reservation that stored it.
+    """
+
+    key: bytes
+    history: bytes
+    size: int
+    serial: int
+    stamp: int
+    entry: int
+    space: int
+    reservation: int
+
+
+_Row = TypeVar("_Row", PageRequest, PageAnswer, PageToWrite)
 
 
 class RowType(Generic[_Row]):
@@ -42,7 +67,8 @@ class RowType(Generic[_Row]):
 
     def __init__(self, layout: StructLayout, row: type[_Row]) -> None:
         formats = [_FORMATS.get(size, f"{size}s") for _, _, size in layout.fields]
-        self._struct = struct.Struct("<" + "".join(formats))
+        used = struct.calcsize("<" + "".join(formats))
+        self._struct = struct.Struct(f"<{''.join(formats)}{layout.size - used}x")
         self._row: type[_Row] = row
         assert self._struct.size == layout.size and row._fields == tuple(name for name, _, _ in layout.fields)
 
@@ -74,3 +100,4 @@ class RowType(Generic[_Row]):
 
 PAGE_REQUESTS: Final = RowType(PAGE_REQUEST_LAYOUT, PageRequest)
 PAGE_ANSWERS: Final = RowType(PAGE_ANSWER_LAYOUT, PageAnswer)
+PAGES_TO_WRITE: Final = RowType(PAGE_TO_WRITE_LAYOUT, PageToWrite)

@@ -88,18 +88,19 @@ class ServeFleet(_WorkerMessage, frozen=True):
 
 
 class Write(_WorkerMessage, frozen=True):
-    """Requests to drop pages, then to write pages. `spaces` are indices into `table`."""
+    """Requests to drop pages, then to write pages.
+
+    Attributes:
+        number: The number of the command.
+        drops: The keys of the pages to drop.
+        pages: The pages to write, rows of PAGES_TO_WRITE.
+        spaces: The namespaces of these pages, by their numbers in the rows.
+    """
 
     number: int
     drops: bytes
-    entries: bytes = b""
-    serials: bytes = b""
-    keys: bytes = b""
-    sizes: bytes = b""
-    stamps: bytes = b""
-    spaces: bytes = b""
-    table: tuple[Space, ...] = ()
-    histories: bytes = b""
+    pages: bytes = b""
+    spaces: dict[int, Space] = {}
 
 
 class Read(_WorkerMessage, frozen=True):

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from pagetier.daemon.common import loop_clock
+from pagetier.shm.page_rows import PAGES_TO_WRITE
 from pagetier.shm.protocol import ProtocolError
 from pagetier.tiers.worker_protocol import Write, Wrote
 
@@ -18,12 +19,12 @@ class PendingWrite(msgspec.Struct, frozen=True):
     """A write command without a report.
 
     Attributes:
-        entries: The entries of its pages, u32 each; b"" if it only drops pages.
+        pages: Its pages, rows of PAGES_TO_WRITE; b"" if it only drops pages.
         drops: The keys of the pages that the worker drops before it writes.
         paid: The bytes for which the budget was charged when the pages were chosen.
     """
 
-    entries: bytes
+    pages: bytes
     drops: bytes
     paid: int
 
@@ -50,7 +51,7 @@ class CommandsInFlight:
     @property
     def pages(self) -> int:
         """The number of pages that are being written."""
-        return sum(len(write.entries) for write in self._writes.values()) // 4
+        return sum(PAGES_TO_WRITE.count(write.pages) for write in self._writes.values())
 
     @property
     def last_drop(self) -> int:
@@ -61,12 +62,12 @@ class CommandsInFlight:
         """Records a command that is about to be sent, so that its report finds it."""
         self._begin_waiting()
         self.unsynced = True
-        self._writes[command.number] = PendingWrite(command.entries, command.drops, paid)
+        self._writes[command.number] = PendingWrite(command.pages, command.drops, paid)
 
     def end(self, report: Wrote) -> PendingWrite:
         """Removes the command that this report answers. Raises ProtocolError if there is no such command."""
         write = self._writes.get(report.number)
-        if write is None or len(write.entries) != 4 * len(report.stored):
+        if write is None or PAGES_TO_WRITE.count(write.pages) != len(report.stored):
             raise ProtocolError("a report on pages without a write command")
         self._wrote_at = self._moved_at = loop_clock.now()
         return self._writes.pop(report.number)

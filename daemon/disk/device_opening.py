@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pagetier.daemon.common import loop_clock
 from pagetier.daemon.disk.commands_in_flight import STALLED_S
 from pagetier.daemon.disk.pending_flushes import DeviceFlushes
+from pagetier.shm import clock
 from pagetier.shm._core import Owner, WriteRule
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from pagetier.daemon.disk.inventory import Inventory
 
 log = logging.getLogger("pagetierd.disk")
+
+_NS: Final = 1e9
 
 
 class OpeningStage(Enum):
@@ -132,3 +135,12 @@ def _new_inventory(owner: Owner, device: int) -> Inventory:
     from pagetier.daemon.disk.inventory import Inventory
 
     return Inventory(owner, device)
+
+
+def stamp_offset(newest: int) -> int:
+    """Returns the difference between ticks and stamps, which order the pages on disk across restarts of the host.
+
+    A later write gets a later stamp even if the host's clock was set back, or is wrong until the network is up.
+    Otherwise the newest pages would be the first to leave the disk.
+    """
+    return max(int(clock.date() * _NS), newest) - clock.now_ns()

@@ -24,17 +24,17 @@ from pagetier.daemon.config.disk_capacity import frames_of_device
 from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.disk.commands_in_flight import STALLED_S, CommandsInFlight
 from pagetier.daemon.disk.device_health import DeviceHealth
-from pagetier.daemon.disk.device_opening import DeviceOpening, OpeningStage
+from pagetier.daemon.disk.device_opening import DeviceOpening, OpeningStage, stamp_offset
 from pagetier.daemon.disk.device_status import DeviceStatus
 from pagetier.daemon.disk.pending_flushes import DeviceFlushes, PendingFlushes
 from pagetier.daemon.disk.surroundings import Surroundings
-from pagetier.daemon.disk.write_batch import WriteBatch, stamp_offset, write_command
 from pagetier.daemon.status.disk_report import Standing
 from pagetier.daemon.workers.supervisor import Supervisor
 from pagetier.daemon.workers.worker_process import CommandSender, no_worker
 from pagetier.shm._core import KEY_BYTES, Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
+from pagetier.shm.protocol import Space
 from pagetier.shm.segments import Segments
 from pagetier.tiers.worker_protocol import Complete, HasRead, Opened, Report, StateReport, Sync, Synced, Write, Wrote
 
@@ -79,7 +79,7 @@ class DiskDevice:
         self._loading: Task[None] | None = None
         self._numbers = itertools.count(1)
         self._awaited_until = loop_clock.now() + STALLED_S
-        self._offset = 0  # stamp of a page on disk minus its tick in memory
+        self.stamp_offset = 0  # stamp of a page on disk minus its tick in memory
 
     @property
     def expected(self) -> bool:
@@ -174,7 +174,7 @@ class DiskDevice:
         Returns:
             The number of the command that drops the last of these keys; 0 if there are none.
         """
-        self._offset = self._offset or stamp_offset(newest)
+        self.stamp_offset = self.stamp_offset or stamp_offset(newest)
         self._owner.disk_drop(self.commands.lost_drops, self.number)
         self.commands.lost_drops = b""
         self.ready, self._awaited_until = True, 0.0
@@ -214,13 +214,12 @@ class DiskDevice:
         self.note(standing=Standing.DOWN, trouble=why)
         self.status.log_down(why)
 
-    def write(self, batch: WriteBatch, drops: bytes, paid: int) -> None:
-        """Sends a batch, of which `paid` bytes are charged to the budget already.
+    def write(self, pages: bytes, spaces: dict[int, Space], drops: bytes, paid: int) -> None:
+        """Sends a batch: rows of PAGES_TO_WRITE, their namespaces, and the bytes that the budget was charged already.
 
         The drops go with it, because the batch was given the room of the pages that it evicted: the worker drops first.
         """
-        spaces = self._owner.spaces() if len(batch) else []
-        self._put(write_command(next(self._numbers), batch, drops, self._offset, spaces), paid)
+        self._put(Write(next(self._numbers), drops, pages, spaces), paid)
         point("write_behind.sent")
 
     def _wrote(self, report: Wrote) -> None:

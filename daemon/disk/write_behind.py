@@ -24,8 +24,9 @@ What a death between two steps leaves:
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import compress
+from operator import not_
 from typing import Final
 
 from pagetier.daemon.common import loop_clock
@@ -35,10 +36,11 @@ from pagetier.daemon.config.schema import BATCH_BYTES, SMALLEST_PART
 from pagetier.daemon.disk.commands_in_flight import PendingWrite
 from pagetier.daemon.disk.disk_device import DiskDevice
 from pagetier.daemon.disk.store_rate import StoreRate
-from pagetier.daemon.disk.write_batch import WriteBatch
 from pagetier.daemon.disk.write_budget import Budget
 from pagetier.shm._core import Owner, WriteResult, WriteRule
 from pagetier.shm.failpoints import point
+from pagetier.shm.page_rows import PAGES_TO_WRITE
+from pagetier.shm.protocol import Space
 from pagetier.tiers.worker_protocol import Stored, Wrote
 
 _RULES: Final[Mapping[str, WriteRule]] = {
@@ -168,19 +170,19 @@ class WriteBehind:
             report: What the worker wrote of it.
         """
         others = any(other.number != device and other.ready and not other.paused for other in self._devices)
-        self._owner.end_writes(write.entries, report.stored.translate(_TRIED_ELSEWHERE if others else _FINAL))
+        self._owner.end_writes(write.pages, report.stored.translate(_TRIED_ELSEWHERE if others else _FINAL))
         point("write_behind.ended")
         if Stored.NO_ROOM in report.stored:
-            self._shrink(device, write.entries, report.stored.index(Stored.NO_ROOM))
+            self._shrink(device, write.pages, report.stored.index(Stored.NO_ROOM))
         # Trees and padding cost more than was paid; pages that failed cost nothing, and their payment comes back.
         self._budget.spend(report.disk_bytes - write.paid)
         self.note_work()
         # The pages of this command can leave memory now, so the device and the stores that come may want the next ones.
         self.write_due()
 
-    def _shrink(self, device: int, entries: bytes, page: int) -> None:
+    def _shrink(self, device: int, pages: bytes, page: int) -> None:
         """Shrinks a device by a page's size: its free space is fragmented, and no fragment can take the page."""
-        (size,) = array("Q", self._owner.sizes(entries[4 * page : 4 * page + 4]))
+        size = PAGES_TO_WRITE.row(pages, page).size
         self._owner.disk_shrink(-(-size // self._frame_bytes), device)
         point("write_behind.shrunk")
 
@@ -228,25 +230,35 @@ class WriteBehind:
         """Sends a batch to a device. Returns False if there was nothing to write."""
         # From here on each page of the batch is marked, and only end_writes() unmarks it: now, if the budget does not
         # allow it, else when the worker has reported it or is gone.
-        batch = WriteBatch(*self._owner.start_writes(self._batch, _BATCH_PAGES, device.number))
+        batch = self._owner.start_writes(self._batch, _BATCH_PAGES, device.number, device.stamp_offset)
         point("write_behind.chosen")
         allowed = self._charge_budget(batch)
         # The room for the batch was made by evicting pages of the device: their keys are among these drops.
         drops = self._owner.disk_drops(device.number)
-        if len(allowed) or drops:
-            device.write(allowed, drops, 0 if self.flush_all else sum(array("Q", allowed.sizes)))
+        if allowed or drops:
+            pages = list(PAGES_TO_WRITE.read(allowed))
+            paid = 0 if self.flush_all else sum(page.size for page in pages)
+            device.write(allowed, self._namespaces({page.space for page in pages}), drops, paid)
         return len(batch) > 0
 
-    def _charge_budget(self, batch: WriteBatch) -> WriteBatch:
+    def _charge_budget(self, batch: bytes) -> bytes:
         """Charges the budget and returns the pages that it allows. The others may leave memory unwritten."""
         if not self._budget.per_day or self.flush_all:
             return batch
-        reservations, sizes = array("I", batch.reservations), array("Q", batch.sizes)
-        verdicts = [self._budget.charge(number, size) for number, size in zip(reservations, sizes, strict=True)]
-        skipped = batch.only([i for i, allowed in enumerate(verdicts) if not allowed])
-        if len(skipped):
-            self._owner.end_writes(skipped.entries, bytes([WriteResult.SKIPPED]) * len(skipped))
-        return batch.only([i for i, allowed in enumerate(verdicts) if allowed])
+        pages = list(PAGES_TO_WRITE.read(batch))
+        verdicts = [self._budget.charge(page.reservation, page.size) for page in pages]
+        if skipped := list(compress(pages, map(not_, verdicts))):
+            self._owner.end_writes(PAGES_TO_WRITE.pack(skipped), bytes([WriteResult.SKIPPED]) * len(skipped))
+        return PAGES_TO_WRITE.pack(compress(pages, verdicts))
+
+    def _namespaces(self, numbers: Collection[int]) -> dict[int, Space]:
+        """Returns the namespaces with these numbers in the index."""
+        records = self._owner.spaces() if numbers else []
+        return {
+            one.number: Space(one.digest, one.name, one.page_tokens, one.group, one.window)
+            for one in records
+            if one.number in numbers
+        }
 
     def _forget_if_done(self) -> None:
         """Clears the fault of failed writes once all pages are on disk, because no later write would clear it."""

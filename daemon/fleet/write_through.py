@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from array import array
 from collections import deque
 from collections.abc import Iterator
 from typing import Final
@@ -14,6 +13,7 @@ from pagetier.daemon.common import loop_clock
 from pagetier.daemon.fleet.granted_pages import Page, granted_pages
 from pagetier.daemon.workers.worker_process import CommandSender, no_worker
 from pagetier.shm._core import HISTORY_BYTES
+from pagetier.shm.page_rows import PAGES_TO_WRITE, PageToWrite
 from pagetier.shm.protocol import ProtocolError, Reserve, Reserved
 from pagetier.tiers.worker_protocol import Stored, Write, Wrote
 
@@ -272,16 +272,9 @@ class WriteThrough:
 
 
 def _command(number: int, pages: list[Page]) -> Write:
-    table = {page.space: at for at, page in enumerate({page.space: page for page in pages}.values())}
-    return Write(
-        number,
-        b"",
-        array("I", [page.entry for page in pages]).tobytes(),
-        array("Q", [page.serial for page in pages]).tobytes(),
-        b"".join(page.key for page in pages),
-        array("Q", [page.size for page in pages]).tobytes(),
-        bytes(8 * len(pages)),
-        array("I", [table[page.space] for page in pages]).tobytes(),
-        tuple(table),
-        bytes(HISTORY_BYTES * len(pages)),
+    spaces = {page.space: at for at, page in enumerate({page.space: page for page in pages}.values())}
+    rows = (
+        PageToWrite(page.key, bytes(HISTORY_BYTES), page.size, page.serial, 0, page.entry, spaces[page.space], 0)
+        for page in pages
     )
+    return Write(number, b"", PAGES_TO_WRITE.pack(rows), {at: space for space, at in spaces.items()})

@@ -50,6 +50,11 @@ static const struct_field page_request_fields[] = {
 static const struct_field page_answer_fields[] = {
     FIELD_OF(pt_answer, outcome), FIELD_OF(pt_answer, entry), FIELD_OF(pt_answer, serial), {NULL, 0, 0},
 };
+static const struct_field page_to_write_fields[] = {
+    FIELD_OF(pt_page_to_write, key),   FIELD_OF(pt_page_to_write, history),     FIELD_OF(pt_page_to_write, size),
+    FIELD_OF(pt_page_to_write, serial), FIELD_OF(pt_page_to_write, stamp),      FIELD_OF(pt_page_to_write, entry),
+    FIELD_OF(pt_page_to_write, space), FIELD_OF(pt_page_to_write, reservation), {NULL, 0, 0},
+};
 /* The fields that are in the same place in every format. */
 static const struct_field head_fields[] = {
     FIELD_OF(pt_header, magic), FIELD_OF(pt_header, format), FIELD_OF(pt_header, build), {NULL, 0, 0},
@@ -68,6 +73,7 @@ static const struct {
     {"LISTED_LAYOUT", listed_fields, sizeof(pt_listed)},
     {"PAGE_REQUEST_LAYOUT", page_request_fields, sizeof(pt_page_request)},
     {"PAGE_ANSWER_LAYOUT", page_answer_fields, sizeof(pt_answer)},
+    {"PAGE_TO_WRITE_LAYOUT", page_to_write_fields, sizeof(pt_page_to_write)},
     {"HEAD_LAYOUT", head_fields, offsetof(pt_header, index_bytes)},
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "owner_disk.h"
+#include "page_rows.h"
 
 #include "../core/daemon/fetch.h"
 
@@ -16,74 +17,57 @@ static PyObject *owner_frames_before_unwritten(Owner *self, PyObject *args)
     return PyLong_FromUnsignedLongLong(pt_frames_before_unwritten(&self->shared, tenant, enough));
 }
 
-/* Fills in the fields. Clients may write ticks at any time, so each tick is validated when it is read. */
-static void describe_ordered(pt_owner *o, const uint32_t *entries, uint32_t count, uint64_t now, char *fields[8])
+/* Clients may write ticks at any time, so each tick is validated when it is read. */
+static pt_page_to_write page_to_write(pt_owner *o, uint32_t entry, int64_t offset, uint64_t now)
 {
-    for (uint32_t i = 0; i < count; i++) {
-        const pt_entry *e = &o->view.entries[entries[i]];
-        uint64_t tick = pt_correct_tick(o, entries[i], now);
-        memcpy(fields[0] + 4 * i, &entries[i], 4);
-        memcpy(fields[1] + 8 * i, &e->serial, 8);
-        memcpy(fields[2] + PT_KEY_BYTES * i, e->key, PT_KEY_BYTES);
-        memcpy(fields[3] + 8 * i, &e->size, 8);
-        memcpy(fields[4] + 4 * i, &e->space, 4);
-        memcpy(fields[5] + 8 * i, &tick, 8);
-        memcpy(fields[6] + 4 * i, &e->reservation, 4);
-        pt_disk_history history = pt_describe_history(&o->view, entries[i]);
-        memcpy(fields[7] + sizeof history * i, &history, sizeof history);
-    }
+    const pt_entry *e = &o->view.entries[entry];
+    int64_t stamp = (int64_t)pt_correct_tick(o, entry, now) + offset;
+    pt_page_to_write page = {
+        .history = pt_describe_history(&o->view, entry), .size = e->size, .serial = e->serial,
+        .stamp = stamp > 0 ? (uint64_t)stamp : 0, .entry = entry, .space = e->space, .reservation = e->reservation,
+    };
+    memcpy(page.key, e->key, PT_KEY_BYTES);
+    return page;
 }
 
-static PyObject *pack_ordered(pt_owner *o, const uint32_t *entries, uint32_t count, uint64_t now)
-{
-    static const Py_ssize_t widths[8] = {4, 8, PT_KEY_BYTES, 8, 4, 8, 4, sizeof(pt_disk_history)};
-    char *fields[8];
-    PyObject *tuple = PyTuple_New(8);
-    for (int i = 0; tuple && i < 8; i++) {
-        PyObject *bytes = PyBytes_FromStringAndSize(NULL, widths[i] * count);
-        if (!bytes) {
-            Py_CLEAR(tuple);
-            break;
-        }
-        fields[i] = PyBytes_AsString(bytes);
-        PyTuple_SetItem(tuple, i, bytes);
-    }
-    if (tuple)
-        describe_ordered(o, entries, count, now, fields);
-    return record_of(PagesToWrite, tuple);
-}
-
-/* start_writes(frames, limit, device = 0) -> (entries, serials, keys, sizes, spaces, ticks, reservations,
- * histories) of pages to write to a device. */
+/* start_writes(frames, limit, device = 0, offset = 0) -> rows of pt_page_to_write, for a device. */
 static PyObject *owner_start_writes(Owner *self, PyObject *args)
 {
     unsigned long long frames;
+    long long offset = 0;
     unsigned int limit, device = 0;
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "KI|I", &frames, &limit, &device) || !device_exists(device))
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "KI|IL", &frames, &limit, &device, &offset) ||
+        !device_exists(device))
         return NULL;
     uint32_t *entries = malloc((size_t)limit * sizeof *entries + 1);
     if (!entries)
         return PyErr_NoMemory();
     uint64_t now = pt_now_ns();
     uint32_t count = pt_start_writes(&self->shared, device, frames, limit, now, entries);
-    PyObject *packed = pack_ordered(&self->shared, entries, count, now);
+    PyObject *rows = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * sizeof(pt_page_to_write)));
+    pt_page_to_write *row = rows ? (pt_page_to_write *)(void *)PyBytes_AsString(rows) : NULL;
+    for (uint32_t i = 0; row && i < count; i++)
+        row[i] = page_to_write(&self->shared, entries[i], offset, now);
     free(entries);
-    return packed;
+    return rows;
 }
 
-/* end_writes(entries, results): ends writes that were commanded; results has an enum pt_write_result for each. */
+/* end_writes(pages, results): ends writes that were commanded; `pages` are rows of pt_page_to_write, and results has an
+ * enum pt_write_result for each. */
 static PyObject *owner_end_writes(Owner *self, PyObject *args)
 {
-    PyObject *entries, *results;
+    PyObject *pages, *results;
     array of[2];
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "OO", &entries, &results))
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "OO", &pages, &results))
         return NULL;
-    if (!arrays_open((array_wanted[]){{entries, 4, "entries"}, {results, 1, "results"}}, 2, of))
+    if (!arrays_open((array_wanted[]){{pages, sizeof(pt_page_to_write), "pages"}, {results, 1, "results"}}, 2, of))
         return NULL;
     uint64_t now = pt_now_ns();
-    for (Py_ssize_t i = 0; i < of[0].count; i++)
-        pt_end_write(&self->shared, ((uint32_t *)of[0].view.buf)[i],
-                     (enum pt_write_result)((uint8_t *)of[1].view.buf)[i], now, (uint32_t)i);
+    for (Py_ssize_t i = 0; i < of[0].count; i++) {
+        pt_page_to_write page;
+        memcpy(&page, (const pt_page_to_write *)of[0].view.buf + i, sizeof page); /* of any alignment */
+        pt_end_write(&self->shared, page.entry, (enum pt_write_result)((uint8_t *)of[1].view.buf)[i], now, (uint32_t)i);
+    }
     arrays_close(of, 2);
     Py_RETURN_NONE;
 }

@@ -1,9 +1,21 @@
-/* page_rows.h - the rows of messages: what a client asks of a page, and the answer. layouts.h exports their fields. */
+/* page_rows.h - the rows of messages: what a client asks of a page, the answer, and what a lower
+ * tier is asked. layouts.h exports their fields. */
 #pragma once
 
 #include "records.h"
 
+#include "../core/daemon/cadence/disk_history.h"
 #include "../core/daemon/requests.h"
+
+/* A page of a write to a lower tier: what names it, what the tier keeps of it, and where it is in memory. */
+typedef struct {
+    uint8_t key[PT_KEY_BYTES];
+    pt_disk_history history;
+    uint64_t size, serial;
+    uint64_t stamp; /* its recency on disk: its tick, moved to the clock of the disk's stamps */
+    uint32_t entry, space;
+    uint32_t reservation, unused;
+} pt_page_to_write;
 
 /* page_requests(keys, sizes) -> rows of pt_page_request. */
 static PyObject *page_requests(PyObject *module, PyObject *args)

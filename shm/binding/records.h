@@ -31,8 +31,6 @@ static const char *const namespace_fields[] = {"number",     "digest", "name",  
                                                "tenant",     NULL};
 static const char *const reserved_fields[] = {"outcomes", "entries", "serials", NULL};
 static const char *const batch_answer_fields[] = {"pages", "granted", "granted_bytes", "full", "oversized", NULL};
-static const char *const batch_fields[] = {"entries", "serials", "keys", "sizes", "spaces", "ticks", "reservations",
-                                            "histories", NULL};
 static const char *const seen_events_fields[] = {"result", "keys", "tiers", "came", "reasons", NULL};
 static const char *const flushed_fields[] = {"dropped", "kept", NULL};
 static const char *const device_fields[] = {
@@ -51,7 +49,7 @@ static const char *const sizes_fields[] = {
 static const char *const layout_fields[] = {"size", "fields", NULL};
 
 static PyObject *IndexHeader, *AttachmentCounts, *AttachmentRecord, *NamespaceRecord, *ReservedPages, *ReservedBatch,
-    *PagesToWrite, *FlushedPages, *DeviceUsage, *UnwrittenPages, *Eviction, *SampledLookups, *LookupCurve,
+    *FlushedPages, *DeviceUsage, *UnwrittenPages, *Eviction, *SampledLookups, *LookupCurve,
     *KeptPages, *IdleStep, *SegmentSizes, *StructLayout, *SeenEvents;
 
 static const struct {
@@ -65,7 +63,6 @@ static const struct {
     {"NamespaceRecord", namespace_fields, &NamespaceRecord},
     {"ReservedPages", reserved_fields, &ReservedPages},
     {"ReservedBatch", batch_answer_fields, &ReservedBatch},
-    {"PagesToWrite", batch_fields, &PagesToWrite},
     {"FlushedPages", flushed_fields, &FlushedPages},
     {"DeviceUsage", device_fields, &DeviceUsage},
     {"UnwrittenPages", unwritten_fields, &UnwrittenPages},

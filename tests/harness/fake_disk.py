@@ -13,6 +13,7 @@ from fake_daemon import ANSWER_S, FakeDaemon, Peer
 from numbered_pages import write_page
 from pagetier.client import Client, Keys
 from pagetier.shm._core import KEY_BYTES, Pins, ReserveOutcome, WriteResult, WriteRule
+from pagetier.shm.page_rows import PAGES_TO_WRITE
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome, Request, Reserve
 from running_daemon import CALL_S
 
@@ -60,13 +61,15 @@ class FakeDiskDaemon(FakeDaemon):
         """
         with self._one_by_one:
             self.owner.settle()
-            entries, serials, keys, sizes, *_ = self.owner.start_writes(1000, 1000)
+            rows = self.owner.start_writes(1000, 1000)
+            chosen = list(PAGES_TO_WRITE.read(rows))
+            entries, serials = array("I", [page.entry for page in chosen]), array("Q", [page.serial for page in chosen])
             with self._worker.repin(Pins, None, entries, serials) as pins:
-                pages = [bytearray(size) for size in np.frombuffer(sizes, np.uint64).tolist()]
+                pages = [bytearray(page.size) for page in chosen]
+                sizes = array("Q", [page.size for page in chosen])
                 assert self._worker.copy_out(pins, 0, _addresses(pages), sizes, 1) == len(pages)
-            for at, page in enumerate(pages):
-                self._disk[keys[KEY_BYTES * at : KEY_BYTES * (at + 1)]] = bytes(page)
-            self.owner.end_writes(entries, bytes([WriteResult.DONE]) * len(pages))
+            self._disk |= {page.key: bytes(content) for page, content in zip(chosen, pages, strict=True)}
+            self.owner.end_writes(rows, bytes([WriteResult.DONE]) * len(pages))
             return self.owner.evict(self.memory.geometry.frames, 1000)
 
     def bring_in(self, keys: Keys | bytes) -> bytes:

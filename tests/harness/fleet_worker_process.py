@@ -7,15 +7,17 @@ import select
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from anonymous_segments import DAY_NS
 from eventually import Stopwatch
-from index_with_disk import Place, key, u32, u64
+from index_with_disk import Place, ints, key, u32, u64
 from page_reservations import reserve
 from pagetier.shm._core import HISTORY_BYTES, Pins, ReserveOutcome, TierFlag
 from pagetier.shm.message_codec import pack
+from pagetier.shm.page_rows import PAGES_TO_WRITE, PageToWrite
 from pagetier.shm.process import Process
 from pagetier.shm.protocol import Space
 from pagetier.shm.unpacker import Unpacker
@@ -73,27 +75,15 @@ class FleetWorkerProcess:
 
     def write(self, number: int, *names: str, size: int = 4096) -> None:
         """Sends a Write of pages that are in memory."""
-        found = [self.identity(name) for name in names]
-        entries, serials = b"".join(e for e, _ in found), b"".join(s for _, s in found)
-        self.send_write(number, entries, serials, *names, size=size)
+        self.send_write(number, [self.identity(name) for name in names], *names, size=size)
 
-    def send_write(self, number: int, entries: bytes, serials: bytes, *names: str, size: int = 4096) -> None:
-        pages = len(names)
-        keys, spaces, stamps = b"".join(map(key, names)), u32(*[0] * pages), u64(*[0] * pages)
-        self.send(
-            Write(
-                number,
-                b"",
-                entries,
-                serials,
-                keys,
-                u64(*[size] * pages),
-                stamps,
-                spaces,
-                (SPACE,),
-                bytes(HISTORY_BYTES * pages),
-            )
+    def send_write(self, number: int, identities: Sequence[tuple[bytes, bytes]], *names: str, size: int = 4096) -> None:
+        """Sends a Write of pages with these entries and serials."""
+        rows = (
+            PageToWrite(key(name), bytes(HISTORY_BYTES), size, ints(serial, 8)[0], 0, ints(entry, 4)[0], 0, 0)
+            for name, (entry, serial) in zip(names, identities, strict=True)
         )
+        self.send(Write(number, b"", PAGES_TO_WRITE.pack(rows), {0: SPACE}))
 
     def read(self, number: int, *names: str, size: int = 4096) -> None:
         """Grants the worker frames for pages, and sends a Read of them."""

@@ -23,6 +23,7 @@ from pagetier.shm._core import (
     WriteRule,
 )
 from pagetier.shm.geometry import Geometry
+from pagetier.shm.page_rows import PAGES_TO_WRITE
 
 EVERYTHING = 2**63 - 1
 _FRAMES = 128
@@ -96,8 +97,8 @@ class Grouped:
 
     def _write_out(self) -> None:
         self.owner.settle()
-        entries, *_ = self.owner.start_writes(_DISK_FRAMES, 10 * _FRAMES)
-        self.owner.end_writes(entries, bytes([WriteResult.DONE]) * (len(entries) // 4))
+        pages = self.owner.start_writes(_DISK_FRAMES, 10 * _FRAMES)
+        self.owner.end_writes(pages, bytes([WriteResult.DONE]) * PAGES_TO_WRITE.count(pages))
         self.owner.evict(_FRAMES, 10 * _FRAMES)
 
     def match(self, limit: int = EVERYTHING) -> tuple[int, int, tuple[Pins, ...]]:

@@ -9,6 +9,7 @@ from numbered_pages import read_page, write_page
 from page_reservations import reserve
 from pagetier.shm._core import KEY_BYTES, Owner, Pins, ReservedPages, ReserveOutcome, Session, WriteResult
 from pagetier.shm.geometry import Geometry
+from pagetier.shm.page_rows import PAGES_TO_WRITE
 
 FRAME = 4096
 GEOMETRY = Geometry(frame_bytes=FRAME, frames=8, entries=12, spaces=2)
@@ -55,9 +56,9 @@ class Place:
 
     def write(self, result: int = WriteResult.DONE) -> list[int]:
         """Starts all pending writes and completes them."""
-        entries, *_ = self.owner.start_writes(1 << 20, 100)
-        self.owner.end_writes(entries, bytes([result]) * (len(entries) // 4))
-        return ints(entries, 4)
+        pages = self.owner.start_writes(1 << 20, 100)
+        self.owner.end_writes(pages, bytes([result]) * PAGES_TO_WRITE.count(pages))
+        return [page.entry for page in PAGES_TO_WRITE.read(pages)]
 
     def fetch(self, *names: str) -> ReservedPages:
         """Asks for pages on disk."""

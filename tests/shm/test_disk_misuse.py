@@ -21,6 +21,13 @@ from pagetier.shm._core import (
     answer_columns,
     page_requests,
 )
+from pagetier.shm.page_rows import PAGES_TO_WRITE, PageToWrite
+
+
+def rows_of(*entries: int) -> bytes:
+    """Returns rows of pages to write with these entries."""
+    return PAGES_TO_WRITE.pack(PageToWrite(b"k" * KEY_BYTES, bytes(24), 1, 1, 1, entry, 0, 0) for entry in entries)
+
 
 REFUSED: list[tuple[str, tuple[object, ...]]] = [
     ("disk_open", (8, len(WriteRule))),
@@ -29,8 +36,8 @@ REFUSED: list[tuple[str, tuple[object, ...]]] = [
     ("disk_report", (b"k" * KEY_BYTES, bytes(8), bytes(4), b"")),
     ("disk_report", (b"k" * KEY_BYTES, bytes(8), bytes(8), bytes(8))),
     ("disk_damaged", (b"k" * (KEY_BYTES + 1),)),
-    ("end_writes", (bytes(4), b"")),
-    ("end_writes", (bytes(3), b"")),
+    ("end_writes", (rows_of(0), b"")),
+    ("end_writes", (rows_of(0)[1:], bytes(1))),
     ("disk_open", (8, WriteRule.EVICTED, DISK_DEVICES)),
     ("start_writes", (1, 1, DISK_DEVICES)),
     ("fetch", (u32(SLOTS), 1, b"", u64(0))),
@@ -118,7 +125,9 @@ def steps() -> st.SearchStrategy[tuple[str, tuple[Any, ...]]]:
         ),
         st.tuples(st.just("disk_damaged"), st.tuples(keys, devices)),
         st.tuples(st.just("start_writes"), st.tuples(st.integers(0, 20), st.integers(0, 20), devices)),
-        numbers.map(lambda n: ("end_writes", (u32(*n), bytes(at % (len(WriteResult) + 1) for at in range(len(n)))))),
+        numbers.map(
+            lambda n: ("end_writes", (rows_of(*n), bytes(at % (len(WriteResult) + 1) for at in range(len(n)))))
+        ),
         st.tuples(
             st.just("fetch"),
             st.tuples(st.just(u32(0, 0)), st.sampled_from([1, DAY_NS]), keys, st.sampled_from([u64(0, 0), u64(1, 3)])),

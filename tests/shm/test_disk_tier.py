@@ -20,6 +20,7 @@ from pagetier.shm._core import (
     WriteResult,
     WriteRule,
 )
+from pagetier.shm.page_rows import PAGES_TO_WRITE
 
 FAR = 2**64 - 1  # a huge tick
 
@@ -52,17 +53,17 @@ def test_a_miss_and_a_repin_report_only_pinned_pages_as_available(disk: Place) -
 
 def test_write_orders_describe_the_pages_exactly(disk: Place) -> None:
     first, second = disk.store("a"), disk.store("b", 3 * FRAME - 1)
-    entries, serials, keys, sizes, spaces, ticks, reservations, histories = disk.owner.start_writes(100, 100)
-    assert ints(entries, 4) == [first, second] and keys == key("a") + key("b")
-    assert ints(sizes, 8) == [FRAME, 3 * FRAME - 1] == ints(disk.owner.sizes(entries), 8)
-    assert ints(spaces, 4) == [disk.space] * 2 and len(ints(ticks, 8)) == 2
-    assert reservations == disk.owner.reservations(entries) and len({*ints(reservations, 4), 0}) == 3
-    assert histories == bytes(2 * HISTORY_BYTES)
-    pins = disk.session.repin(Pins, None, entries, serials)
-    frames = [ints(disk.session.frames(entry), 4) for entry in ints(entries, 4)]
+    pages = list(PAGES_TO_WRITE.read(disk.owner.start_writes(100, 100)))
+    entries, reservations = u32(first, second), [page.reservation for page in pages]
+    assert [(page.key, page.entry) for page in pages] == [(key("a"), first), (key("b"), second)]
+    assert [page.size for page in pages] == [FRAME, 3 * FRAME - 1] == ints(disk.owner.sizes(entries), 8)
+    assert u32(*reservations) == disk.owner.reservations(entries) and len({*reservations, 0}) == 3
+    assert {(page.space, page.history) for page in pages} == {(disk.space, bytes(HISTORY_BYTES))}
+    pins = disk.session.repin(Pins, None, entries, u64(*(page.serial for page in pages)))
+    frames = [ints(disk.session.frames(entry), 4) for entry in (first, second)]
     assert len(pins) == 2 and [len(its) for its in frames] == [1, 3] and len({*frames[0], *frames[1]}) == 4
     pins.release()
-    assert disk.owner.start_writes(100, 100) == (b"",) * 8
+    assert disk.owner.start_writes(100, 100) == b""
     assert disk.owner.flush(-1, TierFlag.BOTH) == (0, 2) and disk.owner.evict(8, 100) == 0
 
 
@@ -80,9 +81,9 @@ def test_write_orders_contain_no_tick_invented_by_a_client(disk: Place) -> None:
     scribbler = spawn(scribble)
     try:
         for _ in range(3000):
-            entries, *_, ticks, _ = disk.owner.start_writes(100, 100)
-            assert max(ints(ticks, 8)) < FAR
-            disk.owner.end_writes(entries, bytes([WriteResult.AGAIN]) * (len(entries) // 4))
+            rows = disk.owner.start_writes(100, 100)
+            assert max(page.stamp for page in PAGES_TO_WRITE.read(rows)) < FAR
+            disk.owner.end_writes(rows, bytes([WriteResult.AGAIN]) * PAGES_TO_WRITE.count(rows))
     finally:
         kill(scribbler)
 
@@ -90,8 +91,17 @@ def test_write_orders_contain_no_tick_invented_by_a_client(disk: Place) -> None:
 def test_write_orders_respect_their_limits(disk: Place) -> None:
     for name in "abcd":
         disk.store(name)
-    assert disk.owner.start_writes(100, 0).entries == b"" and disk.owner.start_writes(0, 100).entries == b""
-    assert len(disk.owner.start_writes(100, 1).entries) == 4 and len(disk.owner.start_writes(2, 100).entries) == 8
+    assert disk.owner.start_writes(100, 0) == b"" == disk.owner.start_writes(0, 100)
+    chosen = [disk.owner.start_writes(100, 1), disk.owner.start_writes(2, 100)]
+    assert [PAGES_TO_WRITE.count(rows) for rows in chosen] == [1, 2]
+
+
+def test_a_stamp_is_the_tick_moved_to_the_clock_of_the_disk(disk: Place) -> None:
+    stamps = []
+    for offset in (0, 10**18, -(10**18)):
+        disk.store("abc"[len(stamps)])
+        stamps += [page.stamp for page in PAGES_TO_WRITE.read(disk.owner.start_writes(100, 100, 0, offset))]
+    assert 0 < stamps[0] < 10**18 <= stamps[1] < 2 * 10**18 and stamps[2] == 0
 
 
 @pytest.mark.parametrize("result", [WriteResult.FAILED, WriteResult.SKIPPED, WriteResult.AGAIN, 77])

@@ -27,6 +27,7 @@ from pagetier.shm._core import (
     WriteResult,
     WriteRule,
 )
+from pagetier.shm.page_rows import PAGES_TO_WRITE
 
 NO_KEY = bytes(KEY_BYTES)
 PROMPT = list(range(6))
@@ -184,9 +185,10 @@ def test_a_page_that_left_is_forgotten() -> None:
 
 def written(engine: LearningIndex) -> tuple[bytes, bytes]:
     """Writes all pages to disk. Returns their keys and histories."""
-    orders = engine.owner.start_writes(1 << 20, 1000)
-    engine.owner.end_writes(orders.entries, bytes([WriteResult.DONE]) * (len(orders.entries) // 4))
-    return orders.keys, orders.histories
+    rows = engine.owner.start_writes(1 << 20, 1000)
+    pages = list(PAGES_TO_WRITE.read(rows))
+    engine.owner.end_writes(rows, bytes([WriteResult.DONE]) * len(pages))
+    return b"".join(page.key for page in pages), b"".join(page.history for page in pages)
 
 
 def with_disk(frames: int) -> LearningIndex:

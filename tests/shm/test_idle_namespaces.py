@@ -168,10 +168,10 @@ def test_copies_on_disk_are_dropped_too(disk: Place) -> None:
 
 def test_a_page_being_written_to_disk_is_kept_until_it_is_there(disk: Place) -> None:
     disk.store("slow")
-    entries, *_ = disk.owner.start_writes(1 << 20, 100)
+    pages = disk.owner.start_writes(1 << 20, 100)
     assert disk.owner.drop_idle(ANY_NS, PLENTY).result == IdleResult.MORE
     assert disk.match("slow") == (1, 1) and disk.sound()
-    disk.owner.end_writes(entries, bytes([WriteResult.DONE]))
+    disk.owner.end_writes(pages, bytes([WriteResult.DONE]))
     while (found := disk.owner.drop_idle(ANY_NS, PLENTY).result) == IdleResult.NOTHING:
         pass
     assert found == IdleResult.DROPPED and disk.owner.disk_drops() == key("slow")

@@ -88,7 +88,7 @@ def test_a_page_that_has_left_memory_is_not_written(worker: FleetWorkerProcess) 
     worker.forget()
     worker.place.store("page1")
     here = worker.identity("page1")
-    worker.send_write(1, gone[0] + here[0], gone[1] + here[1], "page0", "page1")
+    worker.send_write(1, [gone, here], "page0", "page1")
     assert worker.expect(Wrote).stored == bytes([Stored.GONE, Stored.DONE])
 
 

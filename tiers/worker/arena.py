@@ -6,12 +6,13 @@ import contextlib
 import mmap
 import os
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from pagetier.shm import clock
 from pagetier.shm._core import Pins, Session
+from pagetier.shm.page_rows import PageToWrite
 
 _MADV_POPULATE_READ: Final = 22
 _AT_ONCE: Final = 4 << 20
@@ -43,17 +44,18 @@ class WorkerArena:
         return [self._arena[frame * size : (frame + 1) * size] for frame in array("I", self._session.frames(entry))]
 
     @contextmanager
-    def pinned(self, entries: bytes, serials: bytes) -> Iterator[list[bool]]:
+    def pinned(self, pages: Sequence[PageToWrite]) -> Iterator[list[bool]]:
         """Pins the pages that are unchanged, and yields which ones are."""
-        pages, unchanged = len(serials) // 8, list[bool]()
+        entries, serials = array("I", [page.entry for page in pages]), array("Q", [page.serial for page in pages])
+        unchanged = list[bool]()
         with ExitStack() as pins:
-            while (first := len(unchanged)) < pages:
+            while (first := len(unchanged)) < len(pages):
                 # repin() stops at the first page that is gone, and the next call continues after that page.
-                run = self._session.repin(Pins, None, entries[4 * first :], serials[8 * first :])
+                run = self._session.repin(Pins, None, entries[first:], serials[first:])
                 if len(run):
                     pins.enter_context(run)
                 unchanged += [True] * len(run) + [False]
-            yield unchanged[:pages]
+            yield unchanged[: len(pages)]
 
     def publish(self, entry: int, serial: int) -> bool:
         """Publishes a page that was read; returns False if it was given up before."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Final, TypeAlias
 
 from pagetier.shm.failpoints import point
+from pagetier.shm.page_rows import PAGES_TO_WRITE
 from pagetier.tiers.base import NO_ROOM, SKIPPED, Incoming, Outgoing, ReadOutcome, ReadResult, Written
 from pagetier.tiers.worker.arena import WorkerArena
 from pagetier.tiers.worker.tasks import ReadTask, drops_of, outgoing
@@ -20,10 +22,10 @@ def write_pages(write: Writer, memory: WorkerArena, command: Write) -> Wrote:
     """Writes the pages that are still in memory, pinned. Raises TierError if the tier cannot continue."""
     # The pins keep the frames from being evicted and reused while the tier reads them. A page whose serial has changed
     # since the daemon's request is another one by now: it cannot be pinned, and is reported as gone.
-    with memory.pinned(command.entries, command.serials) as there:
+    pages = list(PAGES_TO_WRITE.read(command.pages))
+    with memory.pinned(pages) as there:
         point("worker.pinned")
-        pages = outgoing(command, there, memory)
-        written = write(drops_of(command), pages)
+        written = write(drops_of(command), outgoing(command, list(compress(pages, there)), memory))
         point("worker.written")
     # The report follows the end of the write: from then on the daemon may evict the page from memory.
     point("worker.unpinned")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES
+from pagetier.shm._core import KEY_BYTES
+from pagetier.shm.page_rows import PageToWrite
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import Incoming, Outgoing
 from pagetier.tiers.worker.arena import WorkerArena
@@ -67,21 +68,11 @@ def drops_of(command: Write) -> list[bytes]:
     return [_key(command.drops, i) for i in range(len(command.drops) // KEY_BYTES)]
 
 
-def outgoing(command: Write, there: list[bool], memory: WorkerArena) -> list[Outgoing]:
-    """Returns the pages to write that are still there, in place. The caller has pinned them."""
-    entries, sizes = array("I", command.entries), array("Q", command.sizes)
-    stamps, spaces = array("Q", command.stamps), array("I", command.spaces)
+def outgoing(command: Write, pages: Sequence[PageToWrite], memory: WorkerArena) -> list[Outgoing]:
+    """Returns pages of a write, in place. The caller has pinned them."""
     return [
-        Outgoing(
-            _key(command.keys, i),
-            command.table[spaces[i]],
-            sizes[i],
-            stamps[i],
-            memory.frames(entries[i]),
-            command.histories[i * HISTORY_BYTES : (i + 1) * HISTORY_BYTES],
-        )
-        for i in range(len(entries))
-        if there[i]
+        Outgoing(page.key, command.spaces[page.space], page.size, page.stamp, memory.frames(page.entry), page.history)
+        for page in pages
     ]
 
 

@@ -10,6 +10,7 @@ from learning_index import LearningIndex
 from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.schema import Config
 from pagetier.shm._core import Owner, WriteRule
+from pagetier.shm.page_rows import PAGES_TO_WRITE
 from pagetier.tiers.worker_protocol import Command, Stored, Write, Wrote
 from virtual_time_loop import OwnTimeLoop
 
@@ -30,7 +31,7 @@ def frames_ahead(owner: Owner, loop: OwnTimeLoop) -> int:
     while commands:
         command = commands.pop(0)
         if isinstance(command, Write):
-            device.hear(Wrote(command.number, bytes([Stored.DONE]) * (len(command.entries) // 4), "", 0))
+            device.hear(Wrote(command.number, bytes([Stored.DONE]) * PAGES_TO_WRITE.count(command.pages), "", 0))
     return owner.frames_before_unwritten(FRAMES)
 
 

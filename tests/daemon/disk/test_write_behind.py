@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from pagetier.daemon.disk.disk_flush import _ASKED_AGAIN_S
 from pagetier.daemon.disk.write_behind import _RECHECK_S
 from pagetier.shm import clock
 from pagetier.shm._core import Owner, Session, TierFlag, WriteRule
+from pagetier.shm.page_rows import PAGES_TO_WRITE
 from pagetier.tiers.worker_protocol import Command, Stored, Sync, Synced, Write, Wrote
 from virtual_time_loop import OwnTimeLoop
 
@@ -56,7 +56,10 @@ class Scene:
         """Returns the stamps of all pages to write."""
         self.write_behind.tidy()
         return [
-            stamp for command in self._commands if isinstance(command, Write) for stamp in array("Q", command.stamps)
+            page.stamp
+            for command in self._commands
+            if isinstance(command, Write)
+            for page in PAGES_TO_WRITE.read(command.pages)
         ]
 
     def write(self, result: Stored, reason: str = "") -> None:
@@ -66,7 +69,7 @@ class Scene:
         self._commands.clear()
         assert commands
         for command in commands:
-            self.device.hear(Wrote(command.number, bytes([result]) * (len(command.entries) // 4), reason, 0))
+            self.device.hear(Wrote(command.number, bytes([result]) * PAGES_TO_WRITE.count(command.pages), reason, 0))
 
     def sync(self, reason: str = "") -> None:
         self.write_behind.sync_soon()
@@ -246,7 +249,7 @@ class TwoDevices(Scene):
         commands = self._commands if device is self.device else self.of_other
         command = commands.pop(0)
         assert isinstance(command, Write)
-        report = Wrote(command.number, bytes([result]) * (len(command.entries) // 4), reason, 0)
+        report = Wrote(command.number, bytes([result]) * PAGES_TO_WRITE.count(command.pages), reason, 0)
         device.hear(report)
 
 

@@ -9,6 +9,7 @@ import pytest
 from page_reservations import answer_rows
 from pagetier.daemon.fleet.write_through import WriteThrough
 from pagetier.shm._core import ReserveOutcome, page_requests
+from pagetier.shm.page_rows import PAGES_TO_WRITE, PageToWrite
 from pagetier.shm.protocol import ProtocolError, Reserve, Reserved, Space
 from pagetier.tiers.worker_protocol import Command, Stored, Write, Wrote
 from virtual_time_loop import OwnTimeLoop
@@ -16,6 +17,10 @@ from virtual_time_loop import OwnTimeLoop
 SPACE = Space(b"d" * 32, "model", 16)
 MIB = 1 << 20
 GRANTED, PRESENT = ReserveOutcome.GRANTED, ReserveOutcome.PRESENT
+
+
+def pages_of(write: Write) -> list[PageToWrite]:
+    return list(PAGES_TO_WRITE.read(write.pages))
 
 
 class Queue:
@@ -45,12 +50,12 @@ class Queue:
         before = len(self.sent)
         self.writes.take_due()
         self.writes.send_due()
-        return ["".join(map(chr, write.keys[::32])) for write in self.sent[before:]]
+        return ["".join(chr(page.key[0]) for page in pages_of(write)) for write in self.sent[before:]]
 
     def answer(self, *stored: Stored, why: str = "broken", saved: int = 0) -> str:
         write = self.sent[-1]
-        sizes = zip(struct.unpack(f"<{len(stored)}Q", write.sizes[: 8 * len(stored)]), stored, strict=False)
-        nbytes = sum(size for size, ended in sizes if ended is Stored.DONE) - saved
+        pages = zip(pages_of(write), stored, strict=False)
+        nbytes = sum(page.size for page, ended in pages if ended is Stored.DONE) - saved
         return self.writes.wrote(Wrote(write.number, bytes(stored), why, nbytes))
 
 
@@ -64,8 +69,8 @@ def test_what_was_granted_for_part_0_is_written_once_half_a_second_later(queue: 
     queue.store("xy", part=1)
     assert queue.after(0.4) == [] and queue.after(0.2) == ["ac"] and queue.after(10.0) == []
     write = queue.sent[0]
-    assert write.entries == struct.pack("<2I", 0, 2) and write.serials == struct.pack("<2Q", 0, 2)
-    assert write.table == (SPACE,) and write.spaces == bytes(8) and queue.writes.queued_bytes == 0
+    assert [(page.entry, page.serial) for page in pages_of(write)] == [(0, 0), (2, 2)]
+    assert {write.spaces[page.space] for page in pages_of(write)} == {SPACE} and queue.writes.queued_bytes == 0
 
 
 def test_at_most_two_writes_of_32_mib_are_in_progress(queue: Queue) -> None:
