@@ -409,6 +409,7 @@ LISTED_LAYOUT: StructLayout  # pt_listed (core/client/locate.h)
 PAGE_REQUEST_LAYOUT: StructLayout  # pt_page_request (core/daemon/requests.h)
 PAGE_ANSWER_LAYOUT: StructLayout  # pt_answer (core/daemon/requests.h)
 PAGE_TO_WRITE_LAYOUT: StructLayout  # pt_page_to_write (binding/page_rows.h), without its last field
+STORED_PAGE_LAYOUT: StructLayout  # pt_stored_page (binding/page_rows.h), without its last field
 HEAD_LAYOUT: StructLayout  # the fields of pt_header that every format has (core/common/layout.h)
 
 class ShmError(Exception):

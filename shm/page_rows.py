@@ -1,7 +1,7 @@
 """The rows of messages about several pages: each row is one page, and its fields lie where the core's struct has them.
 
 A message carries the rows as bytes, which the core reads and writes in one pass. Python reads single rows, or all of
-them, where it needs a page's fields; code with many pages and numpy reads columns (`client/page_columns.py`).
+them, where it needs a page's fields; code with many pages and numpy reads columns (`shm/row_arrays.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pagetier.shm._core import (
     PAGE_ANSWER_LAYOUT,
     PAGE_REQUEST_LAYOUT,
     PAGE_TO_WRITE_LAYOUT,
+    STORED_PAGE_LAYOUT,
     StructLayout,
 )
 
@@ -59,7 +60,17 @@ class PageToWrite(NamedTuple):
     reservation: int
 
 
-_Row = TypeVar("_Row", PageRequest, PageAnswer, PageToWrite)
+class StoredPage(NamedTuple):
+    """A page that a lower tier has. `space` is the position of its namespace in the message's table."""
+
+    key: bytes
+    history: bytes
+    size: int
+    stamp: int
+    space: int
+
+
+_Row = TypeVar("_Row", PageRequest, PageAnswer, PageToWrite, StoredPage)
 
 
 class RowType(Generic[_Row]):
@@ -101,3 +112,4 @@ class RowType(Generic[_Row]):
 PAGE_REQUESTS: Final = RowType(PAGE_REQUEST_LAYOUT, PageRequest)
 PAGE_ANSWERS: Final = RowType(PAGE_ANSWER_LAYOUT, PageAnswer)
 PAGES_TO_WRITE: Final = RowType(PAGE_TO_WRITE_LAYOUT, PageToWrite)
+STORED_PAGES: Final = RowType(STORED_PAGE_LAYOUT, StoredPage)

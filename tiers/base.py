@@ -16,7 +16,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES
+from pagetier.shm._core import HISTORY_BYTES
+from pagetier.shm.page_rows import STORED_PAGES, StoredPage
 from pagetier.shm.protocol import Space
 
 NO_ROOM = "there is no room: drop pages first"
@@ -112,26 +113,21 @@ class ReadResult(msgspec.Struct, frozen=True):
 
 
 class StoredPages(msgspec.Struct, frozen=True):
-    """Some of the pages in a tier, as packed little-endian arrays with one element a page.
+    """Some of the pages in a tier.
 
     Attributes:
-        keys: 32 bytes each.
-        sizes: u64, in bytes.
-        stamps: u64, nanoseconds of the realtime clock.
-        spaces: u32, an index into this batch's `table`.
-        table: The namespaces.
-        histories: HISTORY_BYTES each, as they were written; b"" if nothing is known of any page.
+        pages: Rows of STORED_PAGES. The stamp of a page is in nanoseconds of the realtime clock.
+        table: The namespaces, to whose positions the rows refer.
     """
 
-    keys: bytes
-    sizes: bytes
-    stamps: bytes
-    spaces: bytes
+    pages: bytes
     table: tuple[Space, ...]
-    histories: bytes = b""
 
     def __len__(self) -> int:
-        return len(self.keys) // KEY_BYTES
+        return STORED_PAGES.count(self.pages)
+
+    def __iter__(self) -> Iterator[StoredPage]:
+        return STORED_PAGES.read(self.pages)
 
 
 class TierState(msgspec.Struct, frozen=True, kw_only=True):

@@ -177,14 +177,10 @@ class SavedLookups(_WorkerMessage, frozen=True):
 
 
 class InventoryPart(_WorkerMessage, frozen=True):
-    """Reports some of the pages in the tier. `spaces` are indices into `table`."""
+    """Reports some of the pages in the tier: rows of STORED_PAGES, whose `space` is a position in `table`."""
 
-    keys: bytes
-    sizes: bytes
-    stamps: bytes
-    spaces: bytes
+    pages: bytes
     table: tuple[Space, ...]
-    histories: bytes = b""
 
 
 class Complete(_WorkerMessage, frozen=True):

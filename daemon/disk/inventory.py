@@ -25,10 +25,11 @@ import numpy.typing as npt
 from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.namespaces import printable
 from pagetier.shm import clock
-from pagetier.shm._core import DISK_HISTORY_LAYOUT, HISTORY_BYTES, KEY_BYTES, Owner
+from pagetier.shm._core import DISK_HISTORY_LAYOUT, STORED_PAGE_LAYOUT, Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.protocol import Space
+from pagetier.shm.row_arrays import dtype_of
 from pagetier.shm.units import counted
 from pagetier.tiers.worker_protocol import InventoryPart
 
@@ -38,15 +39,8 @@ _NS: Final = 1e9
 _AT_ONCE: Final = 10_000
 _LATEST: Final = 1 << 62  # nanoseconds, in the year 2116
 _NO_SPACE: Final = 0xFFFFFFFF
-_PLACES: Final = {name: offset for name, offset, _ in DISK_HISTORY_LAYOUT.fields}
-_HISTORY: Final = np.dtype(
-    {
-        "names": ["depth", "uses"],
-        "formats": ["<u4", "u1"],
-        "offsets": [_PLACES["depth"], _PLACES["uses"]],
-        "itemsize": DISK_HISTORY_LAYOUT.size,
-    }
-)
+_PAGE: Final = dtype_of(STORED_PAGE_LAYOUT)
+_HISTORY: Final = dtype_of(DISK_HISTORY_LAYOUT)
 
 
 class Inventory:
@@ -58,30 +52,29 @@ class Inventory:
     def __init__(self, owner: Owner, device: int = 0) -> None:
         self._owner = owner
         self._device = device
-        self._keys: list[bytes] = []
-        self._sizes: list[bytes] = []
-        self._stamps: list[bytes] = []
-        self._histories: list[bytes] = []
-        self._spaces: list[npt.NDArray[np.uint32]] = []
+        self._parts: list[npt.NDArray[np.void]] = []
         self._table: dict[Space, int] = {}
 
     def add(self, report: InventoryPart) -> None:
         """Adds one report of the worker."""
         table = np.array([self._table.setdefault(space, len(self._table)) for space in report.table], dtype="<u4")
-        self._keys.append(report.keys)
-        self._sizes.append(report.sizes)
-        self._stamps.append(report.stamps)
-        self._histories.append(report.histories or bytes(len(report.keys) // KEY_BYTES * HISTORY_BYTES))
-        self._spaces.append(table[np.frombuffer(report.spaces, dtype="<u4")])
+        pages = np.frombuffer(report.pages, _PAGE).copy()
+        pages["space"] = table[pages["space"]]
+        self._parts.append(pages)
 
     def __len__(self) -> int:
-        return sum(map(len, self._sizes)) // 8
+        return sum(map(len, self._parts))
 
     @property
     def newest(self) -> int:
         """The latest plausible stamp, 0 if there is none. Damaged pages may have any stamp."""
-        stamps = np.frombuffer(b"".join(self._stamps), dtype="<u8")
+        stamps = self._pages()["stamp"]
         return int(stamps.max(initial=0, where=stamps < _LATEST))
+
+    def _pages(self) -> npt.NDArray[np.void]:
+        """Returns all pages; their `space` is a position in the table of all reports."""
+        self._parts = [np.concatenate([np.empty(0, _PAGE), *self._parts])]
+        return self._parts[0]
 
     async def load_into_index(
         self, flushed: Callable[[bytes], bool], forgotten: Callable[[], Collection[bytes] | None] = tuple
@@ -95,10 +88,9 @@ class Inventory:
         Returns:
             The keys of all flushed pages, one after the other.
         """
-        keys = np.frombuffer(b"".join(self._keys), dtype="V32")
-        sizes = np.frombuffer(b"".join(self._sizes), dtype="<u8")
-        order = np.argsort(np.frombuffer(b"".join(self._stamps), dtype="<u8"), kind="stable")
-        spaces = np.concatenate([np.empty(0, dtype="<u4"), *self._spaces])
+        pages = self._pages()
+        keys, spaces = pages["key"], pages["space"]
+        order = np.argsort(pages["stamp"], kind="stable")
         fitting = self._fitting(spaces[order])
         for first in range(0, len(order), _AT_ONCE):
             at = np.arange(first, min(first + _AT_ONCE, len(order)))
@@ -106,27 +98,24 @@ class Inventory:
             which, ticks = order[at], (at + 1).astype("<u8").tobytes()
             # Created for each batch: while others were loaded, the index may have reused the record of a namespace.
             numbers = self._create_records(spaces[which], fitting)[spaces[which]].tobytes()
-            self._owner.disk_report(keys[which].tobytes(), sizes[which].tobytes(), numbers, ticks, self._device)
+            self._owner.disk_report(keys[which].tobytes(), pages["size"][which].tobytes(), numbers, ticks, self._device)
             point("inventory.loaded")
             await loop_clock.give_way()
-        await self._load_histories(keys)
+        await self._load_histories(pages)
         # Asked again at the end: these are the pages of flushes that came before or while the pages were loaded.
         drops: bytes = keys[self._among(flushed)[spaces] | _among_pages(keys, forgotten())].tobytes()
         return drops
 
-    async def _load_histories(self, keys: npt.NDArray[np.void]) -> None:
+    async def _load_histories(self, pages: npt.NDArray[np.void]) -> None:
         """Loads what is known of the uses of all pages, those at the beginning of their prompts first."""
-        packed = b"".join(self._histories)
-        histories = np.frombuffer(packed, dtype=_HISTORY)
-        whole = np.frombuffer(packed, dtype=f"V{HISTORY_BYTES}")
-        stamps = np.frombuffer(b"".join(self._stamps), dtype="<u8")
+        stamps, histories = pages["stamp"], pages["history"].copy().view(_HISTORY)
         order = np.argsort(histories["depth"], kind="stable")
         order = order[histories["uses"][order] > 0]
         latest = max(int(clock.date() * _NS), self.newest)
         for first in range(0, len(order), _AT_ONCE):
             at = order[first : first + _AT_ONCE]
             ages = (latest - np.minimum(stamps[at], np.uint64(latest))).tobytes()
-            self._owner.disk_histories(keys[at].tobytes(), whole[at].tobytes(), ages)
+            self._owner.disk_histories(pages["key"][at].tobytes(), histories[at].tobytes(), ages)
             await loop_clock.give_way()
 
     def _among(self, flushed: Callable[[bytes], bool]) -> npt.NDArray[np.bool_]:

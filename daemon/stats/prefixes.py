@@ -6,14 +6,15 @@ were stored together are known to belong together.
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from pagetier.shm import clock
-from pagetier.shm._core import LISTED_LAYOUT, NO_ENTRY, Observer, StructLayout, TierFlag
+from pagetier.shm._core import LISTED_LAYOUT, NO_ENTRY, Observer, TierFlag
+from pagetier.shm.row_arrays import dtype_of
 
 _Rows: TypeAlias = npt.NDArray[np.void]
 _Groups: TypeAlias = npt.NDArray[np.int64]
@@ -38,15 +39,6 @@ class Prefix(msgspec.Struct, frozen=True, kw_only=True):
     disk_pages: int
     bytes: int
     idle_seconds: float
-
-
-def dtype_of(layout: StructLayout) -> np.dtype[np.void]:
-    """Returns the dtype of an array of unsigned numbers and bytes with this layout."""
-    names, offsets, sizes = zip(*layout.fields, strict=True)
-    formats = [f"<u{size}" if size <= 8 else f"V{size}" for size in sizes]
-    form: Any = {"names": names, "offsets": offsets, "formats": formats, "itemsize": layout.size}
-    dtype: np.dtype[np.void] = np.dtype(form)
-    return dtype
 
 
 _LISTED: Final = dtype_of(LISTED_LAYOUT)

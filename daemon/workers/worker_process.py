@@ -12,9 +12,10 @@ from typing import Final, TypeAlias
 
 from pagetier.daemon.common.namespaces import wrong_space
 from pagetier.daemon.workers.worker_link import WorkerLink
-from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES
+from pagetier.shm._core import KEY_BYTES, STORED_PAGE_LAYOUT
 from pagetier.shm.failpoints import point
 from pagetier.shm.message_codec import pack
+from pagetier.shm.page_rows import STORED_PAGES
 from pagetier.shm.protocol import ProtocolError
 from pagetier.shm.unpacker import Unpacker
 from pagetier.tiers.worker_protocol import (
@@ -36,7 +37,7 @@ from pagetier.tiers.worker_protocol import (
 _MOST_FRAMES: Final = 1 << 40
 _MOST_BYTES: Final = 1 << 48
 _RESULTS: Final = frozenset(Stored)
-_U32, _U64 = 4, 8
+_U64: Final = 8
 
 
 def check(report: Report) -> None:
@@ -65,16 +66,17 @@ def _wrong(report: Report) -> str:
 def _wrong_pages(part: InventoryPart) -> str:
     import numpy as np
 
-    pages = len(part.keys) // KEY_BYTES
-    lengths = tuple(map(len, (part.keys, part.sizes, part.stamps, part.spaces)))
-    if lengths != (KEY_BYTES * pages, _U64 * pages, _U64 * pages, _U32 * pages):
-        return f"arrays of {lengths} bytes for {pages} pages"
-    if len(part.histories) not in (0, HISTORY_BYTES * pages):
-        return f"histories of {len(part.histories)} bytes for {pages} pages"
-    if pages and max(np.frombuffer(part.spaces, "<u4")) >= len(part.table):
+    from pagetier.shm.row_arrays import dtype_of
+
+    if not STORED_PAGES.is_whole(part.pages):
+        return f"{len(part.pages)} bytes of pages"
+    if not part.pages:
+        return ""
+    pages = np.frombuffer(part.pages, dtype_of(STORED_PAGE_LAYOUT))
+    if pages["space"].max() >= len(part.table):
         return "a namespace that is not in its table"
-    sizes = np.frombuffer(part.sizes, "<u8")
-    if pages and not 0 < sizes.min() <= sizes.max() < _MOST_BYTES:
+    sizes = pages["size"]
+    if not 0 < sizes.min() <= sizes.max() < _MOST_BYTES:
         return f"pages of {sizes.min()} to {sizes.max()} bytes"
     return ""
 

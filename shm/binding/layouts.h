@@ -55,6 +55,10 @@ static const struct_field page_to_write_fields[] = {
     FIELD_OF(pt_page_to_write, serial), FIELD_OF(pt_page_to_write, stamp),      FIELD_OF(pt_page_to_write, entry),
     FIELD_OF(pt_page_to_write, space), FIELD_OF(pt_page_to_write, reservation), {NULL, 0, 0},
 };
+static const struct_field stored_page_fields[] = {
+    FIELD_OF(pt_stored_page, key),   FIELD_OF(pt_stored_page, history), FIELD_OF(pt_stored_page, size),
+    FIELD_OF(pt_stored_page, stamp), FIELD_OF(pt_stored_page, space),   {NULL, 0, 0},
+};
 /* The fields that are in the same place in every format. */
 static const struct_field head_fields[] = {
     FIELD_OF(pt_header, magic), FIELD_OF(pt_header, format), FIELD_OF(pt_header, build), {NULL, 0, 0},
@@ -74,6 +78,7 @@ static const struct {
     {"PAGE_REQUEST_LAYOUT", page_request_fields, sizeof(pt_page_request)},
     {"PAGE_ANSWER_LAYOUT", page_answer_fields, sizeof(pt_answer)},
     {"PAGE_TO_WRITE_LAYOUT", page_to_write_fields, sizeof(pt_page_to_write)},
+    {"STORED_PAGE_LAYOUT", stored_page_fields, sizeof(pt_stored_page)},
     {"HEAD_LAYOUT", head_fields, offsetof(pt_header, index_bytes)},
 };
 

@@ -1,5 +1,5 @@
-/* page_rows.h - the rows of messages: what a client asks of a page, the answer, and what a lower
- * tier is asked. layouts.h exports their fields. */
+/* page_rows.h - the rows of messages: what a client asks of a page, the answer, what a lower
+ * tier is asked to write, and what it has. layouts.h exports their fields. */
 #pragma once
 
 #include "records.h"
@@ -16,6 +16,14 @@ typedef struct {
     uint32_t entry, space;
     uint32_t reservation, unused;
 } pt_page_to_write;
+
+/* A page that a lower tier has. */
+typedef struct {
+    uint8_t key[PT_KEY_BYTES];
+    pt_disk_history history;
+    uint64_t size, stamp;
+    uint32_t space, unused;
+} pt_stored_page;
 
 /* page_requests(keys, sizes) -> rows of pt_page_request. */
 static PyObject *page_requests(PyObject *module, PyObject *args)

@@ -17,17 +17,8 @@ from pagetier.shm._core import (
     AttachmentCounts,
     AttachmentRecord,
     IndexHeader,
-    StructLayout,
 )
-
-
-def dtype_of(layout: StructLayout) -> np.dtype[np.void]:
-    """Returns the dtype of an array of unsigned numbers and bytes with this layout."""
-    names, offsets, sizes = zip(*layout.fields, strict=True)
-    formats = [f"<u{size}" if size <= 8 else f"V{size}" for size in sizes]
-    form: Any = {"names": names, "offsets": offsets, "formats": formats, "itemsize": layout.size}
-    dtype: np.dtype[np.void] = np.dtype(form)
-    return dtype
+from pagetier.shm.row_arrays import dtype_of
 
 
 def lock_words(segment: mmap.mmap, entries: int) -> npt.NDArray[np.void]:

@@ -79,7 +79,7 @@ def outcomes(tier: Tier, pages: Sequence[Outgoing]) -> set[ReadOutcome]:
 
 
 def keys_in(tier: Catalogue) -> set[bytes]:
-    found = [held.keys[at : at + KEY_BYTES] for held in tier.contents() for at in range(0, len(held.keys), 32)]
+    found = [page.key for held in tier.contents() for page in held]
     assert len(found) == len(set(found))
     return set(found)
 

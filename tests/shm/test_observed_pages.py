@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from eventually import eventually
-from pagetier.daemon.stats.prefixes import dtype_of
 from pagetier.shm._core import KEY_BYTES, LISTED_LAYOUT, TierFlag
+from pagetier.shm.row_arrays import dtype_of
 from running_daemon import RunningDaemon, namespace
 
 SPACE, OTHER = namespace(), namespace(lora="other")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
 import pytest
 
-from pagetier.shm._core import KEY_BYTES
 from pagetier.tiers.base import ReadOutcome, TierError
 from pagetier.tiers.disk.store import DiskStore
 from store_pages import (
@@ -69,14 +67,7 @@ def test_drops_come_first_and_unknown_keys_are_ignored(tier: DiskStore) -> None:
 def test_contents_list_sizes_stamps_and_namespaces(tier: DiskStore) -> None:
     pages = [outgoing(n, 100 + n, stamp=10**18 + n, space=(SPACE, OTHER)[n % 2]) for n in range(50)]
     tier.write([], pages)
-    found = {}
-    for held in tier.contents():
-        arrays = [
-            struct.unpack(f"<{len(held)}{kind}", packed)
-            for kind, packed in zip("QQI", (held.sizes, held.stamps, held.spaces), strict=True)
-        ]
-        for at, (size, stamp, space) in enumerate(zip(*arrays, strict=True)):
-            found[held.keys[KEY_BYTES * at : KEY_BYTES * (at + 1)]] = (size, stamp, held.table[space])
+    found = {page.key: (page.size, page.stamp, held.table[page.space]) for held in tier.contents() for page in held}
     assert found == {page.key: (page.size, page.stamp, page.space) for page in pages}
 
 

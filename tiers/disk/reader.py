@@ -10,7 +10,8 @@ from typing import Final
 import lmdb
 import numpy as np
 
-from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES
+from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES, STORED_PAGE_LAYOUT
+from pagetier.shm.row_arrays import dtype_of
 from pagetier.tiers.base import DoubtError, Incoming, ReadOutcome, ReadResult, StoredPages
 from pagetier.tiers.disk import file_format
 from pagetier.tiers.disk.data_file import DAMAGE
@@ -39,6 +40,7 @@ _OLD_FIELDS: Final = [
 _FIXED: Final = np.dtype([*_OLD_FIELDS, ("", "V16"), ("history", f"V{HISTORY_BYTES}"), ("", "V16")])
 
 
+STORED_PAGE: Final = dtype_of(STORED_PAGE_LAYOUT)
 ABSENT: Final = ReadReport(ReadResult(ReadOutcome.ABSENT))
 _EXACT: Final = ReadReport(ReadResult(ReadOutcome.EXACT))
 
@@ -137,12 +139,9 @@ def _stored_pages(environment: Environment, rows: list[tuple[bytes, bytes]]) -> 
     good = np.isin(fixed["space"], numbers) & (old | new) & (fixed["codec"] == file_format.PLAIN)
     good &= (fixed["size"] > 0) & (fixed["size"] <= environment.largest_page)
     fixed["history"][old] = np.void(NO_HISTORY)
-    keys = np.frombuffer(b"".join([key for key, _ in rows]), f"V{KEY_BYTES}")
-    return StoredPages(
-        keys=keys[good].tobytes(),
-        sizes=fixed["size"][good].tobytes(),
-        stamps=fixed["stamp"][good].tobytes(),
-        spaces=np.searchsorted(numbers, fixed["space"][good]).astype("<u4").tobytes(),
-        table=tuple(spaces[number] for number in sorted(spaces)),
-        histories=fixed["history"][good].tobytes(),
-    )
+    pages = np.zeros(int(good.sum()), STORED_PAGE)
+    pages["key"] = np.frombuffer(b"".join([key for key, _ in rows]), f"V{KEY_BYTES}")[good]
+    for name in ("history", "size", "stamp"):
+        pages[name] = fixed[name][good]
+    pages["space"] = np.searchsorted(numbers, fixed["space"][good])
+    return StoredPages(pages.tobytes(), tuple(spaces[number] for number in sorted(spaces)))

@@ -63,10 +63,7 @@ class EnvironmentResize(ABC, Generic[_Kind]):
             point("shrinking.dropped")
 
     def _coldest(self, frames: int) -> list[bytes]:
-        batches = list(reader.listed(self.environment))
-        keys = np.frombuffer(b"".join(one.keys for one in batches), "V32")
-        stamps = np.frombuffer(b"".join(one.stamps for one in batches), "<u8")
-        sizes = np.frombuffer(b"".join(one.sizes for one in batches), "<u8").astype(np.int64)
-        order = np.argsort(stamps, kind="stable")
-        sums = np.cumsum(-(-sizes[order] // self.environment.shape.frame_bytes))
-        return [key.tobytes() for key in keys[order[: int(np.searchsorted(sums, frames)) + 1]]]
+        pages = np.frombuffer(b"".join(one.pages for one in reader.listed(self.environment)), reader.STORED_PAGE)
+        order = np.argsort(pages["stamp"], kind="stable")
+        sums = np.cumsum(-(-pages["size"][order].astype(np.int64) // self.environment.shape.frame_bytes))
+        return [key.tobytes() for key in pages["key"][order[: int(np.searchsorted(sums, frames)) + 1]]]

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import msgspec
 
-from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.failpoints import point
 from pagetier.shm.units import counted
 from pagetier.tiers.disk import file_system, reader
@@ -66,7 +65,7 @@ class FilesResize(EnvironmentResize[FilesEnvironment]):
     def _beyond(self) -> Iterator[tuple[bytes, Header]]:
         environment = self.environment
         for batch in reader.listed(environment):
-            keys = [batch.keys[at : at + KEY_BYTES] for at in range(0, len(batch.keys), KEY_BYTES)]
+            keys = [page.key for page in batch]
             for key, header in zip(keys, reader.headers(environment, keys), strict=True):
                 if header and any(
                     extent.page + extent.frames > environment.shape.capacity for extent in header.extents

@@ -9,7 +9,6 @@ from typing import Final
 
 import msgspec
 
-from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import Outgoing
@@ -73,10 +72,10 @@ def _copy_pages(source: LmdbEnvironment, target: LmdbEnvironment) -> None:
     memory: list[memoryview] = []
     for batch in reader.listed(source):
         spaces = source.spaces
-        for key in (batch.keys[at : at + KEY_BYTES] for at in range(0, len(batch.keys), KEY_BYTES)):
-            header = _read_unverified(source, key, memory)
+        for page in batch:
+            header = _read_unverified(source, page.key, memory)
             if header is not None and header.space in spaces:
-                _put(target, key, header, spaces[header.space], memory)
+                _put(target, page.key, header, spaces[header.space], memory)
 
 
 def _read_unverified(source: LmdbEnvironment, key: bytes, memory: list[memoryview]) -> Header | None:

@@ -54,9 +54,7 @@ class Worker:
         if (lookups := self._tier.take_lookups()) is not None:
             self._channel.send(SavedLookups(lookups))
         for part in self._tier.contents():
-            self._channel.send(
-                InventoryPart(part.keys, part.sizes, part.stamps, part.spaces, part.table, part.histories)
-            )
+            self._channel.send(InventoryPart(part.pages, part.table))
         self._channel.send(Complete())
 
     def serve(self) -> None:

@@ -10,7 +10,6 @@ import msgspec
 
 from oracle.checker import Kind, Violation
 from oracle.page_contents import wrong
-from pagetier.shm._core import KEY_BYTES
 from pagetier.tiers.base import Catalogue, Incoming, ReadOutcome, TierError
 from pagetier.tiers.disk import recovery
 from pagetier.tiers.lmdb import proof
@@ -61,11 +60,10 @@ class PageReader:
         """Returns the sizes of all pages that the tier lists."""
         sizes: dict[bytes, int] = {}
         for held in self.tier.contents():
-            for at in range(len(held)):
-                key = held.keys[KEY_BYTES * at : KEY_BYTES * (at + 1)]
-                if key in sizes:
-                    self.blame(Kind.INTEGRITY, "the page is listed twice", key)
-                sizes[key] = int.from_bytes(held.sizes[8 * at : 8 * at + 8], "little")
+            for page in held:
+                if page.key in sizes:
+                    self.blame(Kind.INTEGRITY, "the page is listed twice", page.key)
+                sizes[page.key] = page.size
         return sizes
 
     def outcome(self, key: bytes, size: int) -> ReadOutcome:

@@ -18,7 +18,7 @@ import msgspec
 from oracle.page_contents import content
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Space
-from pagetier.tiers.base import NO_ROOM, Outgoing, StoredPages
+from pagetier.tiers.base import NO_ROOM, Outgoing
 from pagetier.tiers.capacity import StoreName
 from pagetier.tiers.disk.store import DiskStore
 from pagetier.tiers.worker.open_store import open_store
@@ -71,9 +71,7 @@ class RecordedTier:
 
     def open(self, terms: Terms) -> None:
         self.tier = msgspec.structs.replace(terms, store=self._store).opened(self._folder)
-        self._held = sorted(
-            NUMBERS[held.keys[at : at + KEY_BYTES]] for held in self.tier.contents() for at in _places(held)
-        )
+        self._held = sorted(NUMBERS[page.key] for held in self.tier.contents() for page in held)
         self.say("opened", [])
 
     def close(self) -> None:
@@ -175,10 +173,6 @@ def verify_and_use(recorded: RecordedTier) -> None:
     recorded.turn_over(2)
     recorded.sync()
     recorded.turn_over(2)
-
-
-def _places(held: StoredPages) -> range:
-    return range(0, len(held.keys), KEY_BYTES)
 
 
 LIVES: Final = {

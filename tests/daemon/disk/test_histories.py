@@ -6,12 +6,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from core_records import histories
 from keyed_pages import PAGE, found, prompt, store
-from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES, NO_ENTRY
+from pagetier.shm._core import HISTORY_BYTES, NO_ENTRY
 from pagetier.tiers.base import Outgoing, StoredPages
 from pagetier.tiers.disk.file_format import NO_HISTORY
 from running_daemon import START_S, RunningDaemon
@@ -58,11 +57,7 @@ def test_a_new_daemon_knows_the_uses_of_the_pages_on_disk(tmp_path: Path, policy
 
 def listed(parts: Iterator[StoredPages]) -> dict[bytes, bytes]:
     """Returns the history of each page in a tier."""
-    pages: dict[bytes, bytes] = {}
-    for part in parts:
-        keys, kept = np.frombuffer(part.keys, f"V{KEY_BYTES}"), np.frombuffer(part.histories, f"V{HISTORY_BYTES}")
-        pages |= {key.tobytes(): history.tobytes() for key, history in zip(keys, kept, strict=True)}
-    return pages
+    return {page.key: page.history for part in parts for page in part}
 
 
 def test_a_tier_returns_the_histories_that_were_written(tmp_path: Path) -> None:

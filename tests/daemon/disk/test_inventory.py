@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -14,7 +13,8 @@ from pagetier.daemon.common import loop_clock
 from pagetier.daemon.disk import inventory
 from pagetier.daemon.disk.inventory import Inventory
 from pagetier.daemon.workers.worker_process import check
-from pagetier.shm._core import KEY_BYTES, Owner, TierFlag, WriteRule
+from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES, Owner, TierFlag, WriteRule
+from pagetier.shm.page_rows import STORED_PAGES, StoredPage
 from pagetier.shm.protocol import ProtocolError, Space
 from pagetier.tiers.worker_protocol import HasRead, InventoryPart, Opened, Report, Wrote
 
@@ -41,14 +41,19 @@ def part_of(
     spaces: Sequence[int] = (),
     table: tuple[Space, ...] = (SPACE, OTHER),
 ) -> InventoryPart:
-    pages = len(numbers)
+    pages = zip(numbers, stamps or numbers, spaces or [0] * len(numbers), strict=True)
     return InventoryPart(
-        b"".join(map(key_of, numbers)),
-        struct.pack(f"<{pages}Q", *(len(content_of(number)) for number in numbers)),
-        struct.pack(f"<{pages}Q", *(stamps or numbers)),
-        struct.pack(f"<{pages}I", *(spaces or [0] * pages)),
+        STORED_PAGES.pack(
+            StoredPage(key_of(number), bytes(HISTORY_BYTES), len(content_of(number)), stamp, space)
+            for number, stamp, space in pages
+        ),
         table,
     )
+
+
+def part_with(size: int, *table: Space) -> InventoryPart:
+    """Returns a part with one page of this size."""
+    return InventoryPart(STORED_PAGES.pack([StoredPage(bytes(KEY_BYTES), bytes(HISTORY_BYTES), size, 0, 0)]), table)
 
 
 def spaces_named(numbers: range) -> tuple[Space, ...]:
@@ -65,7 +70,7 @@ def load(owner: Owner, *batches: InventoryPart) -> None:
     for batch in batches:
         check(batch)
         collected.add(batch)
-    assert len(collected) == sum(map(len, (batch.keys for batch in batches))) // KEY_BYTES
+    assert len(collected) == sum(STORED_PAGES.count(batch.pages) for batch in batches)
     assert asyncio.run(collected.load_into_index(lambda _: False)) == b""
 
 
@@ -194,12 +199,12 @@ async def test_a_store_between_two_steps_takes_no_namespace_of_the_disk(
     [
         Opened(-1, None),  # type: ignore[arg-type]
         Opened(1 << 50, None),  # type: ignore[arg-type]
-        InventoryPart(bytes(KEY_BYTES - 1), b"", b"", b"", ()),
-        InventoryPart(bytes(KEY_BYTES), bytes(8), bytes(8), bytes(4), ()),
-        InventoryPart(bytes(KEY_BYTES), bytes(8), bytes(8), bytes(4), (SPACE,)),
-        InventoryPart(bytes(KEY_BYTES), b"\xff" * 8, bytes(8), bytes(4), (SPACE,)),
-        InventoryPart(bytes(KEY_BYTES), b"\1" + bytes(7), bytes(8), bytes(4), (Space(b"short", "", 16),)),
-        InventoryPart(bytes(KEY_BYTES), b"\1" + bytes(7), bytes(8), bytes(4), (Space(bytes(KEY_BYTES), "", -1),)),
+        InventoryPart(part_with(1, SPACE).pages[1:], (SPACE,)),
+        part_with(1),
+        part_with(0, SPACE),
+        part_with(2**64 - 1, SPACE),
+        part_with(1, Space(b"short", "", 16)),
+        part_with(1, Space(bytes(KEY_BYTES), "", -1)),
         Wrote(1, b"\xff", "", 0),
         HasRead(1, -1, b"", b"", ""),
         HasRead(1, 0, b"\2", b"", ""),
