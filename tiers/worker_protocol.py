@@ -7,8 +7,9 @@ Sync once, by its number.
 For a fleet the daemon begins with ServeFleet, the worker answers with FleetOpened and Complete, and the commands are
 Write, Read, Find and GetState.
 
-Arrays are little-endian: keys of 32 bytes, entries and spaces u32, serials, sizes and stamps u64. A stamp is in
-nanoseconds of the realtime clock. A history is what is known of the uses of a page (HISTORY_BYTES).
+Rows are those of `shm/page_rows.py`; arrays are little-endian: keys of 32 bytes, entries and spaces u32, serials and
+sizes u64. A stamp is in nanoseconds of the realtime clock. A history is what is known of the uses of a page
+(HISTORY_BYTES).
 """
 
 from __future__ import annotations
