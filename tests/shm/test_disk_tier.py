@@ -97,7 +97,7 @@ def test_write_orders_respect_their_limits(disk: Place) -> None:
 
 
 def test_a_stamp_is_the_tick_moved_to_the_clock_of_the_disk(disk: Place) -> None:
-    stamps = []
+    stamps: list[int] = []
     for offset in (0, 10**18, -(10**18)):
         disk.store("abc"[len(stamps)])
         stamps += [page.stamp for page in PAGES_TO_WRITE.read(disk.owner.start_writes(100, 100, 0, offset))]

@@ -10,6 +10,7 @@ import pytest
 from anonymous_segments import attach
 from index_with_disk import FRAME, Place, ints, key, u32, u64
 from pagetier.shm._core import KEY_BYTES, NO_ENTRY, Pins, Session, TierFlag
+from pagetier.shm.page_rows import PageToWrite
 from pagetier.tiers.worker.arena import WorkerArena
 
 PAGES = 6
@@ -76,6 +77,14 @@ def scene() -> Iterator[Scene]:
     assert made.place.sound()
 
 
+def pages_of(entries: bytes, serials: bytes) -> list[PageToWrite]:
+    """Returns the pages of a write with these entries and serials."""
+    return [
+        PageToWrite(b"", b"", FRAME, serial, 0, entry, 0, 0)
+        for entry, serial in zip(ints(entries, 4), ints(serials, 8), strict=True)
+    ]
+
+
 def bytes_of(page: int) -> bytes:
     name = f"page{page}".encode()
     return (name * (FRAME // len(name))).ljust(FRAME, b"\0")
@@ -98,7 +107,7 @@ def bytes_of(page: int) -> bytes:
 def test_a_page_that_is_gone_leaves_the_others_of_its_batch_pinned(scene: Scene, pages: int, gone: set[int]) -> None:
     entries, serials = scene.store(pages, gone)
     scene.drop()
-    with scene.arena.pinned(entries, serials) as unchanged:
+    with scene.arena.pinned(pages_of(entries, serials)) as unchanged:
         assert unchanged == [page not in gone for page in range(pages)]
         assert scene.flush() == (0, pages - len(gone)), "(dropped, pinned)"
         for page in set(range(pages)) - gone:
@@ -110,7 +119,7 @@ def test_a_page_that_is_gone_leaves_the_others_of_its_batch_pinned(scene: Scene,
 def test_a_batch_is_pinned_by_one_call_and_one_more_after_each_gap(scene: Scene, gone: set[int], calls: int) -> None:
     entries, serials = scene.store(PAGES, gone)
     scene.drop()
-    with scene.arena.pinned(entries, serials):
+    with scene.arena.pinned(pages_of(entries, serials)):
         assert scene.session.calls == calls
 
 
@@ -121,7 +130,7 @@ def test_a_page_that_was_replaced_in_its_entry_is_not_pinned(scene: Scene) -> No
     scene.place.store("page3")
     with scene.place.session.match(Pins, None, key("page3")) as pins:
         assert pins.entries == entries[12:16], "the test needs the same entry"
-    with scene.arena.pinned(entries, serials) as unchanged:
+    with scene.arena.pinned(pages_of(entries, serials)) as unchanged:
         assert unchanged == [page != 3 for page in range(PAGES)]
         assert scene.flush() == (1, PAGES - 1)
 
@@ -129,13 +138,13 @@ def test_a_page_that_was_replaced_in_its_entry_is_not_pinned(scene: Scene) -> No
 def test_an_entry_outside_the_index_is_skipped(scene: Scene) -> None:
     entries, serials = scene.store(2, set())
     with_one_more = entries[:4] + u32(NO_ENTRY) + entries[4:]
-    with scene.arena.pinned(with_one_more, serials[:8] + u64(NO_SERIAL) + serials[8:]) as unchanged:
+    with scene.arena.pinned(pages_of(with_one_more, serials[:8] + u64(NO_SERIAL) + serials[8:])) as unchanged:
         assert unchanged == [True, False, True]
 
 
 def test_a_failing_write_unpins_its_batch(scene: Scene) -> None:
     entries, serials = scene.store(PAGES, {2})
     scene.drop()
-    with pytest.raises(OSError, match="full"), scene.arena.pinned(entries, serials):
+    with pytest.raises(OSError, match="full"), scene.arena.pinned(pages_of(entries, serials)):
         raise OSError("full")
     assert scene.flush() == (PAGES - 1, 0)
