@@ -14,6 +14,8 @@ from types import TracebackType
 from typing import Self
 
 from pagetier.client import Client
+from pagetier.daemon.config.fields import fields
+from pagetier.daemon.config.schema import PREFIX
 
 _START_S = 120.0
 
@@ -28,7 +30,10 @@ class Stage:
         self._folder = tempfile.TemporaryDirectory(prefix="pagetier-bench-")
         self.socket = Path(self._folder.name) / "pagetier.sock"
         self._arguments = arguments
-        self._environment = environment
+        known = {field.variable for field in fields()}  # another commit may lack some
+        self._environment = {
+            name: value for name, value in environment.items() if name in known or not name.startswith(PREFIX)
+        }
 
     def start(self) -> None:
         """Starts the daemon, or restarts it."""

@@ -19,7 +19,7 @@ from typing import get_args
 import numpy as np
 
 from disk_devices import devices
-from disk_setup import Scene, cached_bytes, data_files, until
+from disk_setup import QuietScene, Scene, cached_bytes, data_files, until
 from measure import REPORTED, Result, at_least, at_most, main, time_of
 from pagetier.client import Client, Keys, Namespace
 from pagetier.shm._core import KEY_BYTES
@@ -57,8 +57,8 @@ def sizing(folder: Path, content: mmap.mmap, store: StoreName) -> Iterator[Resul
 
 def moved_by(folder: Path, store: StoreName, cap: int, *more: str) -> Scene:
     """Returns a daemon with room for TOTAL bytes in memory and `cap` bytes on disk."""
-    arena = ("--arena-size", str(ARENA), "--set", f"arena.frame_size={FRAME}", "--set", "arena.threads=2")
-    return Scene(folder, *arena, "--set", f"disk.store={store}", "--disk-size", str(cap), *more)
+    arena = ("--arena-size", str(ARENA), "--set", f"arena.frame_size={FRAME}")
+    return QuietScene(folder, *arena, "--set", f"disk.store={store}", "--disk-size", str(cap), *more)
 
 
 def keys_of(series: int) -> Keys:
@@ -110,7 +110,7 @@ def _one_round(folder: Path, content: mmap.mmap, store: StoreName, times: dict[s
     shutil.rmtree(folder / "tier", ignore_errors=True)
     bare = folder / "bare"
     cap = int(TOTAL * 1.1) + 256 * MIB
-    with moved_by(folder, store, cap, "--set", "disk.write_behind=0") as scene, scene.client() as client:
+    with moved_by(folder, store, cap) as scene, scene.client() as client:
         until("disk", scene.disk_open)
         second = keys_of(2)
         fill(client, keys_of(1), content)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from disk_setup import Scene, until
+from disk_setup import QuietScene, until
 from measure import Result, at_least, time_of
 from pagetier.client import Client, Keys, Namespace
 from pagetier.shm._core import KEY_BYTES
@@ -49,10 +49,10 @@ def _moved(folder: Path, content: mmap.mmap, limiter: Path, count: int) -> tuple
     for path in paths:
         shutil.rmtree(path, ignore_errors=True)
     size = (TOTAL * 2 + 512 * MIB) // count
-    flags = ["--disk-path", ",".join(map(str, paths)), "--disk-size", str(size), "--set", "disk.write_behind=0"]
+    flags = ["--disk-path", ",".join(map(str, paths)), "--disk-size", str(size)]
     arena = ["--arena-size", str(TOTAL + TOTAL // 4), "--set", "arena.frame_size=1MiB"]
     environment = {"LD_PRELOAD": str(limiter), "BENCH_DEVICE_LIMIT": str(LIMIT)}
-    with Scene(folder, *arena, *flags, **environment) as scene, scene.client() as client:
+    with QuietScene(folder, *arena, *flags, **environment) as scene, scene.client() as client:
         until("disk", scene.disk_open)
         until("all devices", lambda: scene.workers() == count)
         keys = Keys(_SPACE, np.random.default_rng(7).bytes(KEY_BYTES * (TOTAL // PAGE)))

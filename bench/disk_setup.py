@@ -99,6 +99,22 @@ class Scene(Stage):
         return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
 
 
+class QuietScene(Scene):
+    """A daemon that writes no page ahead of eviction, so that it leaves the machine to what is measured."""
+
+    PROGRAM = """
+import os
+import pagetier.daemon.main as daemon
+from pagetier.daemon.config.disk_options import DiskOptions
+from pagetier.daemon.config.schema import Config
+if hasattr(daemon, "Invocation"):
+    daemon.main(obj=daemon.Invocation(defaults=Config(disk=DiskOptions(write_behind=0.0))))
+else:  # another commit, where it was a setting
+    os.environ["PAGETIER_DISK_WRITE_BEHIND"] = "0"
+    daemon.main()
+"""
+
+
 def data_files(disk: Path) -> list[Path]:
     """Returns the files of a tier that hold pages, or what is known of them."""
     return [path for path in disk.glob("*/*") if path.name == "data.mdb" or path.name.startswith("frames.")]

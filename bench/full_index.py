@@ -17,10 +17,11 @@ SIZES = {
     "PAGETIER_ARENA_FRAME_SIZE": str(FRAME),
     "PAGETIER_ARENA_PREFAULT": "lazy",
     "PAGETIER_INDEX_NAMESPACES": "16",
+    "PAGETIER_EVICT_FREE": "0",
     "PAGETIER_EVICT_LOW": "0",
     "PAGETIER_EVICT_HIGH": "0",
 }
-"""The daemon's settings as variables, which older commits read, too: no page is evicted before the arena is full."""
+"""The settings of the daemon, also of older commits, as variables: no page is evicted before the arena is full."""
 
 
 def all_keys() -> Keys:

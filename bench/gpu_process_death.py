@@ -1,4 +1,4 @@
-"""Measures how long a dead process's GPU writes to shared memory after its pidfd fired; store.quarantine must cover it.
+"""Measures how long a dead process's GPU writes to shared memory after its pidfd fired: less than the quarantine.
 
 A child pins a piece of shared memory, gives its GPU seconds of copies into it, and is killed.
 """

@@ -98,8 +98,8 @@ class PageClient:
         once load() has copied them, and all others as missed.
 
         The prefix ends early at a page that this client has pinned 65,535 times already, and where the pins of this
-        process reach the quota `match.share`. Without a daemon, a process that was attached still finds the pages in
-        the segments that it has mapped; before its first attachment every key is a miss.
+        process reach the quota `arena.process_share`. Without a daemon, a process that was attached still finds the
+        pages in the segments that it has mapped; before its first attachment every key is a miss.
 
         Args:
             keys: The keys from the first page of the prompt on.

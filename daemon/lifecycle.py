@@ -292,7 +292,7 @@ class _Life:
                 status = f"populating the arena: {format_size(done)} of {format_size(total)}"
                 self._notifier.progress(status, _CHUNK_S)
 
-            return prefault(populate, arena.whole_size, threads=arena.threads, progress=progress, stop=self._halt)
+            return prefault(populate, arena.whole_size, progress=progress, stop=self._halt)
 
     def _show_start(self, done: int, total: int) -> None:
         """Publishes how far the arena is populated, unless engines may attach already."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+import msgspec
 
 from pagetier.daemon.common.systemd_notify import Notifier
 from pagetier.daemon.common.version_option import version_option
@@ -64,6 +65,18 @@ class DaemonCommand(click.Command):
             raise click.NoSuchOption(error.option_name, possibilities=near, ctx=ctx) from error
 
 
+class Invocation(msgspec.Struct, frozen=True):
+    """What a caller of `main` passes beside the command line.
+
+    Attributes:
+        early: The signals that arrived so far.
+        defaults: The configuration without what is given; of another one than the product's, all constants.
+    """
+
+    early: Reported | None = None
+    defaults: Config | None = None
+
+
 class Action(Enum):
     """An action in place of serving."""
 
@@ -112,7 +125,7 @@ class Action(Enum):
 @config_options
 @click.pass_obj
 def main(
-    early: Reported | None,
+    invocation: Invocation | None,
     /,
     config: Path | None,
     leftovers: Leftovers,
@@ -129,7 +142,8 @@ def main(
     SIGTERM and SIGINT stop the daemon and release its memory. SIGUSR1 stops it and keeps the pages in memory for the
     next daemon, as a crash does. SIGHUP reloads the configuration; memory sizes, names and paths need a restart.
     """
-    reader = ConfigReader(config, os.environ, config_flags(flags))
+    invocation = invocation or Invocation()
+    reader = ConfigReader(config, os.environ, config_flags(flags), invocation.defaults)
     try:
         if action is Action.RELEASE_MEMORY:
             log_to_stderr("info")
@@ -141,7 +155,7 @@ def main(
         else:
             log_to_stderr(settings.log.level)
             context = RunContext(Notifier(os.environ), reader.read, keep_while, lambda: reader.sources)
-            _serve(settings, leftovers, context, early)
+            _serve(settings, leftovers, context, invocation.early)
     except ConfigError as error:
         give_up(Exit.USAGE, error)
     except UnfitError as error:

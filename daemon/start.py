@@ -8,6 +8,6 @@ from pagetier.daemon.stop_signals import EARLY, Reported
 def start() -> None:
     """Runs the command."""
     with Reported(EARLY) as early:
-        from pagetier.daemon.main import main
+        from pagetier.daemon.main import Invocation, main
 
-        main(obj=early)
+        main(obj=Invocation(early))

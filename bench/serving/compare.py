@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon_setup import Stage
-from disk_setup import Scene, until
+from disk_setup import QuietScene, Scene, until
 from serving.engine import LENGTH, Answer, Engine, Prompts
 from serving.model import VOCABULARY, Recipe, llama
 
@@ -111,7 +111,7 @@ def contest(folder: Path, recipe: Recipe = llama, options: Mapping[str, Any] = N
     # A page fills a frame: with larger frames the arena has too few of them for the pages of a round.
     frames = ("--set", f"arena.frame_size={FRAME_BYTES}")
     # Pages written ahead of eviction would be written while the other engines compute.
-    with Scene(folder, *sizes, *frames, "--set", "disk.write_behind=0") as scene:
+    with QuietScene(folder, *sizes, *frames) as scene:
         scene.client().close()
         until("disk", scene.disk_open)
         engines: dict[str, Engine] = {}

@@ -16,7 +16,7 @@ another page at once. So after a cancel, or a copy that failed, chunks in flight
 failure of the device, whose events never come, they are kept until the process ends.
 
 If the process dies, what was published stays: a prefix of the prompt, which is useful without the rest. The daemon
-dooms the other pages, and does not use their frames for a while (`store.quarantine`), since a device may still write.
+dooms the other pages, and does not use their frames for a while (its quarantine), since a device may still write.
 """
 
 from __future__ import annotations

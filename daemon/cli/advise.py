@@ -13,7 +13,7 @@ import msgspec
 
 from pagetier.daemon.cli.config import config_of
 from pagetier.daemon.cli.daemon_connection import daemon_at, socket_option
-from pagetier.daemon.stats.size_advice import NamespaceAdvice, SizeAdvice, read_advice
+from pagetier.daemon.stats.size_advice import LOOKUP_WINDOW_S, NamespaceAdvice, SizeAdvice, read_advice
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm._core import SampledLookups
 from pagetier.shm.units import counted, format_size, spell_duration
@@ -65,7 +65,7 @@ def advise(socket: Path, show: str | None, picture: Path | None, prefill_rate: f
     """
     with daemon_at(socket) as daemon:
         config = config_of(daemon)
-        advice = read_advice(daemon.observer, daemon.observer.spaces(), config.advise.window, config.evict.policy)
+        advice = read_advice(daemon.observer, daemon.observer.spaces(), config.evict.policy)
         known = daemon.observer.lookups()
         found = take_snapshot(daemon.observer).lookups.text
     if picture is not None:
@@ -76,9 +76,8 @@ def advise(socket: Path, show: str | None, picture: Path | None, prefill_rate: f
         click.echo(_why_nothing(known))
     else:
         width = max(_NARROWEST, shutil.get_terminal_size().columns)
-        window = spell_duration(config.advise.window)
         enough = advice.lookups >= _LEAST_LOOKUPS
-        lines = (found, *advice_lines(advice, window, prefill_rate, width)) if enough else _too_few(advice, width)
+        lines = (found, *advice_lines(advice, prefill_rate, width)) if enough else _too_few(advice, width)
         click.echo("\n".join(lines))
 
 
@@ -106,12 +105,11 @@ def _draw(path: Path, advice: SizeAdvice | None, known: SampledLookups | None) -
         raise click.ClickException(f"cannot write the picture to {path}: {error.strerror}") from error
 
 
-def advice_lines(advice: SizeAdvice, window: str, prefill_rate: float | None, width: int) -> Iterator[str]:
+def advice_lines(advice: SizeAdvice, prefill_rate: float | None, width: int) -> Iterator[str]:
     """Yields the advice as text.
 
     Args:
         advice: The advice.
-        window: Lookups of this age count 1/e.
         prefill_rate: Tokens that an engine computes in a second; None: not known.
         width: Columns of the terminal.
 
@@ -120,7 +118,7 @@ def advice_lines(advice: SizeAdvice, window: str, prefill_rate: float | None, wi
     """
     total = advice.total
     tokens = f"{total.hit_ratio:.1%} of {advice.tokens_per_second:,.0f} tokens/s"
-    yield f"Below, lookups {window} ago count 1/e: {tokens}"
+    yield f"Below, lookups {spell_duration(LOOKUP_WINDOW_S)} ago count 1/e: {tokens}"
     yield f"are found ({counted(advice.lookups, 'lookup')})"
     if advice.warning:
         yield from textwrap.wrap(f"warning: {advice.warning}", width, break_on_hyphens=False)

@@ -42,7 +42,7 @@ def prefetch(
     """Read the pages of a prompt from disk into memory.
 
     Pages behind the first one that is in no tier are not read. Needs the right to attach. The pages that are read at
-    once have at most the share store.share of the arena.
+    once have at most the share arena.process_share of the arena.
 
     Exit codes: 0: all pages are in memory; 1: some are not (the message says why), or no such namespace; 2: invalid
     usage; 3: no daemon.

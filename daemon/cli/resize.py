@@ -43,10 +43,7 @@ def _validated(ctx: click.Context, param: click.Parameter, text: str | None) -> 
 @click.command()
 @socket_option
 @click.option("--disk-size", metavar="SIZE", callback=_validated, help="Largest total size of the disk tier's files.")
-@click.option(
-    "--evict-low", metavar="SHARE", callback=_validated, help="Evict when less than this share of the arena is free."
-)
-@click.option("--evict-high", metavar="SHARE", callback=_validated, help="Evict until this share of the arena is free.")
+@click.option("--evict-free", metavar="SHARE", callback=_validated, help="Evict until this share of the arena is free.")
 @click.option("--yes", "sure", flag_value="yes", help="Do not ask for confirmation.")
 @click.option("--dry-run", "dry", flag_value="dry", help="Say what would happen, and change nothing.")
 def resize(socket: Path, sure: str | None, dry: str | None, **sizes: str | None) -> None:
@@ -76,7 +73,7 @@ def resize(socket: Path, sure: str | None, dry: str | None, **sizes: str | None)
 
 def _require_one(wanted: dict[str, str]) -> None:
     if not wanted:
-        raise click.UsageError("give at least one of --disk-size, --evict-low and --evict-high")
+        raise click.UsageError("give at least one of --disk-size and --evict-free")
 
 
 def _planned(daemon: Daemon, wanted: dict[str, str]) -> Changes:

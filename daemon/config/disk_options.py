@@ -11,9 +11,7 @@ from pagetier.daemon.config.path_types import folders_setting
 from pagetier.daemon.config.value_types import (
     Section,
     choice_setting,
-    count_setting,
     duration_setting,
-    share_setting,
     size_setting,
     sizes_setting,
 )
@@ -52,19 +50,10 @@ class DiskOptions(Section, frozen=True, kw_only=True):
             "second",
         ),
     ] = "evict"
-    write_behind: Annotated[
-        float,
-        share_setting(
-            "Least share of the arena that is written to disk ahead of eviction; a third is while evict.policy chooses,"
-            " and up to a half if engines store as much."
-        ),
-    ] = 0.1
-    store_timeout: Annotated[
-        float,
-        duration_setting(
-            "How long a store may wait for the disk, whichever device it is, before unwritten pages are evicted."
-        ),
-    ] = 0.005
+    # The least share of the arena that is written ahead of eviction: a third is while evict.policy chooses, and up to a
+    # half if engines store as much.
+    write_behind: float = 0.1
+    store_timeout: float = 0.005  # seconds that a store may wait for the disk before unwritten pages are evicted
     store: Annotated[
         StoreName,
         choice_setting(
@@ -78,9 +67,7 @@ class DiskOptions(Section, frozen=True, kw_only=True):
     sync: Annotated[float, duration_setting("Longest time between writing a page and syncing it, on each device.")] = (
         10.0
     )
-    environments: Annotated[
-        int, count_setting("Number of LMDB environments that share the work of a device.", 1, 64)
-    ] = 4
+    environments: int = 4  # of LMDB, that share the work of a device
     stop_timeout: Annotated[float, duration_setting("How long a stop may take to write unwritten pages.")] = 30.0
 
     @property

@@ -74,6 +74,10 @@ def _fields_of(struct: type[msgspec.Struct], section: str) -> Iterator[Field]:
     for field in msgspec.structs.fields(struct):
         if isinstance(field.type, type) and issubclass(field.type, Section):
             yield from _fields_of(field.type, field.name)
-        else:
-            setting = next(extra for extra in field.type.__metadata__ if isinstance(extra, Setting))
+        elif setting := _setting_of(field.type):
             yield Field(section=section, key=field.name, setting=setting, default=field.default)
+
+
+def _setting_of(kind: Any) -> Setting | None:
+    """Returns how a field of this type is set; None for a constant."""
+    return next((extra for extra in getattr(kind, "__metadata__", ()) if isinstance(extra, Setting)), None)

@@ -21,24 +21,20 @@ AT_ONCE: Final = frozenset(
         "access.groups",
         "access.watch_users",
         "access.watch_groups",
-        "advise.window",
+        "arena.process_share",
         "disk.path",
         "disk.size",
-        "evict.low",
-        "evict.high",
+        "evict.free",
         "evict.keep_share",
         "evict.policy",
-        "index.namespace_idle",
         "log.level",
-        "match.share",
         "quota",
         "remote.ask_timeout",
         "remote.rate",
         "remote.write",
-        "store.reservation_timeout",
     }
 )
-RESIZABLE: Final = ("disk.size", "evict.low", "evict.high")
+RESIZABLE: Final = ("disk.size", "evict.free")
 _WITH_A_RESTART: Final = "only a restart of the daemon adds or removes a disk tier"
 
 

@@ -13,7 +13,13 @@ import msgspec
 
 from pagetier.daemon.config.fields import Field, fields, replaced
 from pagetier.daemon.config.schema import PREFIX, Config
-from pagetier.daemon.config.suggestions import advice_for_line, hint, hint_for_path, set_by_kubernetes
+from pagetier.daemon.config.suggestions import (
+    advice_for_former,
+    advice_for_line,
+    hint,
+    hint_for_path,
+    set_by_kubernetes,
+)
 from pagetier.daemon.config.validation import first_conflict
 from pagetier.shm.socket_path import default_socket
 from pagetier.shm.units import shown
@@ -92,17 +98,25 @@ class ConfigReader:
         sources: The source of each setting that was given, by `Field.path`, as it was read last.
     """
 
-    def __init__(self, path: Path | None, env: Mapping[str, str], flags: Mapping[str, str | None]) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        env: Mapping[str, str],
+        flags: Mapping[str, str | None],
+        defaults: Config | None = None,
+    ) -> None:
         """Creates a reader.
 
         Args:
             path: The file; None for `$PAGETIER_CONFIG`, or no file.
             env: The environment.
             flags: Values by `Field.path`; None for a flag that was not given.
+            defaults: The values of what is not given, and all constants.
         """
         named = env.get(FILE_VARIABLE)
         self._file = path if path is not None else Path(named) if named else None
         self._env, self._flags = env, flags
+        self._defaults = defaults or Config(socket=default_socket(env))
         self.sources: Mapping[str, str] = {}
 
     def read(self, beside: Beside | None = None) -> Config:
@@ -117,7 +131,8 @@ class ConfigReader:
         given: _SourcedValues = _from_file(self._file) if self._file is not None else {}
         given |= _from_environment(self._env)
         given |= _from_flags(self._flags)
-        config = _build(given, self._env)
+        config = replaced(self._defaults, {path: value.value for path, value in given.items()})
+        _check(config, given)
         if beside is not None:
             _check_in_force(beside(config), given)
         self.sources = {path: value.location for path, value in given.items()}
@@ -178,7 +193,9 @@ def _field_in_file(path: Path, section: str, key: str, raw: object) -> Field:
     is_table = isinstance(raw, dict)
     name = f"{section}.{key}" if section else key
     what = f"unknown table [{name}]" if is_table else f'unknown key "{key}"{inside} (= {shown(raw)})'
-    raise ConfigError(f"{path}: {what}{_nearest_key(section, key)}")
+    former = (advice_for_former(f"{name}.{inner}") for inner in raw) if isinstance(raw, dict) else ()
+    advice = advice_for_former(name) or next(filter(None, former), _nearest_key(section, key))
+    raise ConfigError(f"{path}: {what}{advice}")
 
 
 def _nearest_key(section: str, key: str) -> str:
@@ -232,7 +249,7 @@ def _from_environment(env: Mapping[str, str]) -> _SourcedValues:
         if name not in known:
             if why := set_by_kubernetes(name):
                 raise ConfigError(f"unknown variable {name} (= {shown(env[name])}): {why}")
-            near = hint(name, [*known, FILE_VARIABLE, *_ENGINE_VARIABLES])
+            near = advice_for_former(name) or hint(name, [*known, FILE_VARIABLE, *_ENGINE_VARIABLES])
             raise ConfigError(f"unknown variable {name} (= {shown(env[name])}){near}")
         given[known[name].path] = _read(known[name], env[name], f"variable {name}")
     return given
@@ -254,19 +271,6 @@ def _read(field: Field, raw: object, location: str) -> _SourcedValue:
         return _SourcedValue(field.setting.read(raw), location)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{location}: {error}") from error
-
-
-def _build(given: _SourcedValues, env: Mapping[str, str]) -> Config:
-    values: dict[str, dict[str, Any]] = {}
-    for field in fields():
-        if field.path in given:
-            values.setdefault(field.section, {})[field.key] = given[field.path].value
-    top = values.pop("", {})
-    top.setdefault("socket", default_socket(env))
-    kinds = {field.name: field.type for field in msgspec.structs.fields(Config)}
-    config = Config(**top, **{section: kinds[section](**keys) for section, keys in values.items()})
-    _check(config, given)
-    return config
 
 
 def _check_in_force(config: Config, given: _SourcedValues) -> None:

@@ -2,6 +2,9 @@
 
 The Structs are the only list of keys: the names of variables, readers, defaults and help texts follow from them.
 `arena.size` is `size` in the file's table `[arena]`, `PAGETIER_ARENA_SIZE` and `--set arena.size=VALUE`.
+
+A field without a `Setting` is a constant: no file, variable or flag changes it. Tests and benchmarks that need another
+value pass it to the Struct; see `pagetier.daemon.main.Invocation`.
 """
 
 from __future__ import annotations
@@ -22,11 +25,9 @@ from pagetier.daemon.config.value_types import (
     arena_setting,
     choice_setting,
     count_setting,
-    duration_setting,
     frame_setting,
     mode_setting,
     name_setting,
-    pause_setting,
     share_setting,
 )
 from pagetier.shm._core import LEAST_FRAME_BYTES
@@ -55,7 +56,6 @@ class ArenaOptions(Section, frozen=True, kw_only=True):
         Literal["populate", "lazy"],
         choice_setting("Allocate all memory at the start, or when a page first needs it.", "populate", "lazy"),
     ] = "populate"
-    threads: Annotated[int, count_setting("Threads that populate the arena; 0: chosen by the daemon.", 0, 1024)] = 0
     huge_pages: Annotated[
         Literal["never", "advise"],
         choice_setting("Use huge pages for the arena where /dev/shm allows them.", "never", "advise"),
@@ -64,6 +64,14 @@ class ArenaOptions(Section, frozen=True, kw_only=True):
         Literal["local", "interleave"],
         choice_setting("Place the arena near the daemon, or on all NUMA nodes.", "local", "interleave"),
     ] = "local"
+
+    process_share: Annotated[
+        float,
+        share_setting(
+            "Share of the arena that one process may have reserved and not yet written, and that one attachment may"
+            " pin before its matches end early, if the arena has 1,024 frames or more; 0: no limit."
+        ),
+    ] = 0.9
 
     @property
     def frames(self) -> int:
@@ -82,19 +90,15 @@ class IndexOptions(Section, frozen=True, kw_only=True):
     entries: Annotated[
         int, count_setting("Pages that the index can hold; 0: one per frame of memory and disk.", 0, MOST_FRAMES)
     ] = 0
-    namespaces: Annotated[int, count_setting("Namespaces that the index can hold.", 1, 1 << 20)] = 1024
-    namespace_idle: Annotated[
-        float,
-        duration_setting(
-            "When the table of namespaces is full, those that were not used for this time are dropped with their pages,"
-            " the least recently used first. A namespace counts as used while one of its pages is pinned or being"
-            " written, when one is stored, matched or read from disk, and when the daemon finds it on disk at start."
-        ),
-    ] = 600.0
+    namespaces: int = 1024  # that the index can hold
+    # When the table of namespaces is full, those that were not used for so many seconds are dropped with their pages,
+    # the least recently used first. A namespace counts as used while one of its pages is pinned or being written, when
+    # one is stored, matched or read from disk, and when the daemon finds it on disk at start.
+    namespace_idle: float = 600.0
 
 
 class EvictOptions(Section, frozen=True, kw_only=True):
-    """Which page leaves the arena first, and the free shares at which the evictor starts and stops."""
+    """Which page leaves the arena first, and what the evictor keeps free."""
 
     policy: Annotated[
         str,
@@ -108,42 +112,16 @@ class EvictOptions(Section, frozen=True, kw_only=True):
     keep_share: Annotated[
         float, share_setting("Share of the arena that may be kept by request: its pages are evicted last.")
     ] = 0.5
-    low: Annotated[float, share_setting("Evict when less than this share of the frames is free.")] = 0.005
-    high: Annotated[float, share_setting("Evict until this share of the frames is free.")] = 0.01
-
-
-class AdviseOptions(Section, frozen=True, kw_only=True):
-    """What `pagetier advise` shows."""
-
-    window: Annotated[float, duration_setting("Lookups of this age count 1/e, older ones less.")] = 86400.0
+    free: Annotated[
+        float, share_setting("Evict until this share of the frames is free, as soon as less than half of it is.")
+    ] = 0.01
 
 
 class StoreOptions(Section, frozen=True, kw_only=True):
     """Storing pages."""
 
-    reservation_timeout: Annotated[float, duration_setting("How long a live writer may keep a reservation.")] = 60.0
-    share: Annotated[
-        float,
-        share_setting(
-            "Share of the arena that one process may have reserved and not yet written, if the arena has 1,024 frames"
-            " or more; 0: no limit."
-        ),
-    ] = 0.9
-    quarantine: Annotated[
-        float, pause_setting("How long the memory of a dead process is not reused: its GPU may still write to it.")
-    ] = 0.25
-
-
-class MatchOptions(Section, frozen=True, kw_only=True):
-    """Matching pages."""
-
-    share: Annotated[
-        float,
-        share_setting(
-            "Share of the arena that one attachment may pin before its matches end early, if the arena has 1,024 frames"
-            " or more; 0: no limit."
-        ),
-    ] = 0.9
+    reservation_timeout: float = 60.0  # seconds that a live writer may keep a reservation
+    quarantine: float = 0.25  # seconds that memory of a dead process is not reused: its GPU may still write to it
 
 
 class AccessOptions(Section, frozen=True, kw_only=True):
@@ -204,10 +182,7 @@ class MetricsOptions(Section, frozen=True, kw_only=True):
         Address | None,
         address_setting("Address of /metrics: a port of this host, or the path of a socket; empty: none."),
     ] = None
-    namespaces: Annotated[
-        int,
-        count_setting("Number of namespaces, the largest, that get their own metrics; the rest is summed.", 0, 10_000),
-    ] = 50
+    namespaces: int = 50  # the largest, that get their own metrics; the rest is summed
 
 
 class HttpOptions(Section, frozen=True, kw_only=True):
@@ -247,11 +222,9 @@ class Config(Section, frozen=True, kw_only=True):
     index: IndexOptions = IndexOptions()
     evict: EvictOptions = EvictOptions()
     store: StoreOptions = StoreOptions()
-    match: MatchOptions = MatchOptions()
     disk: DiskOptions = DiskOptions()
     remote: RemoteOptions = RemoteOptions()
     access: AccessOptions = AccessOptions()
-    advise: AdviseOptions = AdviseOptions()
     log: LogOptions = LogOptions()
     metrics: MetricsOptions = MetricsOptions()
     http: HttpOptions = HttpOptions()

@@ -26,13 +26,36 @@ def hint_for_path(path: str, paths: Sequence[str]) -> str:
     """
     spelled = {known.replace(".", "_"): known for known in paths}
     table, _, key = path.lower().rpartition(".")
-    meant = path.lower().replace("-", "_").replace(".", "_").removeprefix("pagetier_")
     same_key = [known for known in paths if known.rpartition(".")[2] == key]
     same_table = [known for known in paths if known.startswith(f"{table or key}.")]
-    if near := hint(meant, spelled, spellings=spelled):
+    if near := advice_for_former(path) or hint(_parameter_of(path), spelled, spellings=spelled):
         return near
     first = dict.fromkeys(known.partition(".")[0] for known in paths)
     return f"; known are {', '.join(same_key or same_table or [*first])}"
+
+
+# Settings of builds before the first release, by `Field.parameter`. Those without a new name are constants.
+_FORMER: Final = {
+    "evict_low": "evict.free",
+    "evict_high": "evict.free",
+    "store_share": "arena.process_share",
+    "match_share": "arena.process_share",
+    **dict.fromkeys(("advise_window", "arena_threads", "index_namespaces", "index_namespace_idle"), ""),
+    **dict.fromkeys(("disk_environments", "disk_store_timeout", "disk_write_behind", "metrics_namespaces"), ""),
+    **dict.fromkeys(("store_quarantine", "store_reservation_timeout"), ""),
+}
+
+
+def advice_for_former(name: str) -> str:
+    """Returns what to write instead of a setting of an earlier build, under any of its names; "" for other names."""
+    new = _FORMER.get(_parameter_of(name))
+    if new is None:
+        return ""
+    return f"; it is {new} now" if new else "; it is no setting any more: remove it"
+
+
+def _parameter_of(name: str) -> str:
+    return name.lower().replace("-", "_").replace(".", "_").removeprefix("pagetier_")
 
 
 _LINE: Final = re.compile(r"at line (\d+)")

@@ -63,7 +63,7 @@ Describe: TypeAlias = Callable[[str, str], str]
 def first_conflict(config: Config, describe: Describe) -> str:
     """Returns the first conflict between settings; or ""."""
     checks = (
-        *(_check_arena, _check_disk, _check_remote, _check_evict),
+        *(_check_arena, _check_disk, _check_remote),
         *(_check_quota, _check_access, _check_sockets, _check_http),
     )
     return next((wrong for check in checks for wrong in check(config, describe)), "")
@@ -120,13 +120,6 @@ def _nested(folders: tuple[Path, ...]) -> Iterator[Path]:
     real = [Path(os.path.realpath(folder)) for folder in folders]
     for at, folder in enumerate(real):
         yield from (folders[at] for other in real[:at] + real[at + 1 :] if folder.is_relative_to(other))
-
-
-def _check_evict(config: Config, describe: Describe) -> Iterator[str]:
-    evict = config.evict
-    if evict.low > evict.high:
-        low, high = describe("evict.low", str(evict.low)), describe("evict.high", str(evict.high))
-        yield f"{low} is more than {high}: set evict.high to as much or more"
 
 
 def _check_quota(config: Config, describe: Describe) -> Iterator[str]:

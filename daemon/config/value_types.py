@@ -127,28 +127,12 @@ def duration_setting(help: str) -> Setting:
     """Returns a setting in seconds, more than zero."""
 
     def read(raw: object) -> float:
-        seconds = _duration(raw)
+        seconds: float = parse_duration(raw)
         if seconds <= 0:
             raise ValueError(f"{shown(raw)} is too short: must be more than zero")
         return seconds
 
     return Setting(read=read, show=spell_duration, metavar="DURATION", help=help)
-
-
-def pause_setting(help: str) -> Setting:
-    """Returns a setting in seconds, zero or more."""
-
-    def read(raw: object) -> float:
-        seconds = _duration(raw)
-        if seconds < 0:
-            raise ValueError(f"{shown(raw)} is below zero")
-        return seconds
-
-    return Setting(read=read, show=spell_duration, metavar="DURATION", help=help)
-
-
-def _duration(raw: object) -> float:
-    return parse_duration(raw)
 
 
 def choice_setting(help: str, *names: str) -> Setting:

@@ -139,7 +139,7 @@ class Inventory:
             fitting.add(at)
         if left := len(newest) - len(fitting):
             log.warning(
-                "dropped %s from disk, the oldest: the table is full; raise index.namespaces (stop and start)",
+                "dropped %s from disk, the oldest: the table of namespaces is full",
                 counted(left, "namespace"),
                 extra=event("namespaces_dropped", namespaces=left),
             )

@@ -231,7 +231,6 @@ def daemon_numbers(service: Service) -> DaemonNumbers:
         question_seconds=service.fleet.questions.seconds,
         tenants=service.tenants.report(),
         quota_rejections=dict(service.tenants.rejections),
-        advise_window=service.in_force.config.advise.window,
     )
 
 

@@ -20,7 +20,10 @@ _LOGGED = (EvictionState.CHOOSING, EvictionState.FOLLOWING_LRU)
 
 
 class Evictor:
-    """Evicts from `low` free frames up to `high`, in batches between requests. On the loop's thread only."""
+    """Evicts up to the share `evict.free` of free frames, from half as many, in batches between requests.
+
+    On the loop's thread only.
+    """
 
     def __init__(
         self,
@@ -39,8 +42,8 @@ class Evictor:
         self._policy = marks.policy
         self._use(marks.policy)
         frames = self._owner.header().frames
-        self._low = int(frames * marks.low)
-        self._high = int(frames * marks.high)
+        self._low = int(frames * marks.free / 2)
+        self._high = int(frames * marks.free)
 
     def _use(self, policy: str) -> None:
         if policy == "lru":

@@ -1,4 +1,4 @@
-"""Makes room in a full table of namespaces: drops those that were not used for `index.namespace_idle`."""
+"""Makes room in a full table of namespaces: drops those that were not used for ten minutes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FlushableTier(Protocol):
 class IdleNamespaces:
     """Drops idle namespaces from a full table, the oldest first, a few at a time. On the loop's thread only.
 
-    The index reuses records without pages first. The setting defines what counts as a use;
+    The index reuses records without pages first. `IndexOptions` says what counts as a use;
     shm/core/daemon/idle_namespaces.h describes how the daemon detects it.
     """
 
@@ -51,10 +51,6 @@ class IdleNamespaces:
         self._left = 0  # namespaces to drop before the table is checked again
         self._due = 0.0
         self._rejected = False  # since an idle namespace was dropped
-        self.follow(index)
-
-    def follow(self, index: IndexOptions) -> None:
-        """Applies another idle time from now on."""
         self._idle = index.namespace_idle
 
     def reject(self) -> str:
@@ -64,7 +60,7 @@ class IdleNamespaces:
         self._due = 0.0
         return (
             f"the table of {self._limit:,} namespaces is full; those unused for {spell_duration(self._idle)} are"
-            " dropped: retry, or lower index.namespace_idle"
+            " dropped: retry later, or use fewer namespaces at once"
         )
 
     def make_room(self) -> bool:
@@ -129,8 +125,7 @@ class IdleNamespaces:
         if not rejected or not self._warnings.count_line():
             return
         log.warning(
-            "new namespaces rejected, %d used in %s: lower index.namespace_idle or raise index.namespaces"
-            " (stop and start)",
+            "new namespaces rejected, %d used in %s: let engines use fewer namespaces at once",
             self._limit,
             spell_duration(self._idle),
             extra=event("namespaces_full", rejected=self.counts.rejected),

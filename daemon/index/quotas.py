@@ -18,7 +18,7 @@ from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
 log = logging.getLogger(__name__)
 
 _Process: TypeAlias = tuple[int, int]  # 0 and the kernel ID, or pid and start time
-_RESERVED: Final = "this process has reached its quota of reserved and unwritten pages: store.share"
+_RESERVED: Final = "this process has reached its quota of reserved and unwritten pages: arena.process_share"
 NO_LIMIT: Final = 2**64 - 1
 _LEAST_FRAMES: Final = 1024  # a smaller arena serves one engine or a test
 _NAMED: Final = 3  # attachments in one log line
@@ -42,9 +42,15 @@ class StoreQuota:
         self._owner = owner
         self._frame_bytes = header.frame_bytes
         self._frames = header.frames
-        self._most = share_of(header, share)
         self._had: dict[_Process, int] = {}
         self._at_quota: set[_Process] = set()
+        self.follow(share)
+
+    def follow(self, share: float) -> None:
+        """Applies another share from now on. What is reserved stays reserved."""
+        self._most = share_of(self._owner.header(), share)
+        self._had.clear()
+        self._at_quota.clear()
 
     def pages(self, slot: int, pages: bytes) -> int:
         """Returns how many pages of a request, head first, the process may reserve now.
@@ -92,8 +98,8 @@ class StoreQuota:
         if frames > self._frames:
             return self._never(size, f"the arena has {self._frames * self._frame_bytes}: set a larger arena.size")
         if 0 < self._most < frames:
-            most = f"{self._most * self._frame_bytes} of the arena"
-            return self._never(size, f"store.share allows {most} to a process: set a larger store.share or arena.size")
+            most = f"arena.process_share allows {self._most * self._frame_bytes} of the arena to a process"
+            return self._never(size, f"{most}: set a larger share, or a larger arena.size")
         return _RESERVED
 
     @staticmethod
@@ -176,7 +182,7 @@ class PinQuota:
             return
         self._logged.add(_name_of(attachment))
         log.warning(
-            "%s has reached its quota of pinned pages (match.share): its matches end there",
+            "%s has reached its quota of pinned pages (arena.process_share): its matches end there",
             self._names.of(attachment),
             extra=event("pins_bounded", **self._facts(attachment)),
         )
@@ -206,7 +212,7 @@ def _name_of(attachment: AttachmentRecord) -> tuple[int, int]:
     return attachment.slot, attachment.attached_ns
 
 
-_READING: Final = "this user has reached its quota of pages that are read ahead: store.share"
+_READING: Final = "this user has reached its quota of pages that are read ahead: arena.process_share"
 MOST_PREFETCHES: Final = 64
 _FetchFunction: TypeAlias = Callable[[Fetch, Callable[[Fetched], None], int], int]
 
@@ -220,12 +226,18 @@ class _OpenPrefetch(msgspec.Struct, eq=False):
 class PrefetchQuota:
     """The quota of frames into which pages are read for a user without an attachment. On the loop's thread only.
 
-    It is that of a process that stores, store.share. A small arena has no quota, but the number of requests is limited.
+    It is that of a process that stores, arena.process_share. A small arena has no quota, but the number of requests is
+    limited.
     """
 
     def __init__(self, header: IndexHeader, share: float) -> None:
-        self._most = share_of(header, share) or header.frames
+        self._header = header
         self._reading: dict[int, list[_OpenPrefetch]] = {}
+        self.follow(share)
+
+    def follow(self, share: float) -> None:
+        """Applies another share from now on."""
+        self._most = share_of(self._header, share) or self._header.frames
 
     def enter(self, user: int, request: Fetch, reply: Callable[[Fetched], None], fetch: _FetchFunction) -> None:
         """Passes a request on to `fetch` with the frames that are left to the user, or replies that none are left."""

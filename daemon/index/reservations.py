@@ -55,15 +55,15 @@ class Reservations:
         self._owner = owner
         self._loop = loop
         self._parts = parts
-        self._store_quota = StoreQuota(owner, config.store.share)
-        self._pin_quota = PinQuota(owner, parts.reaper.names, config.match.share)
+        self._store_quota = StoreQuota(owner, config.arena.process_share)
+        self._pin_quota = PinQuota(owner, parts.reaper.names, config.arena.process_share)
         self._ttl_ns = int(config.store.reservation_timeout * 1e9)
         self.seconds = Histogram()
 
     def follow(self, config: Config) -> None:
         """Applies another configuration from now on."""
-        self._ttl_ns = int(config.store.reservation_timeout * 1e9)
-        self._pin_quota.follow(config.match.share)
+        self._store_quota.follow(config.arena.process_share)
+        self._pin_quota.follow(config.arena.process_share)
 
     def poll(self) -> None:
         """Does the periodic work of the quotas. Called a few times a second."""

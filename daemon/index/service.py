@@ -96,8 +96,8 @@ class Service:
         self.tenants = Tenants(self._owner, config.quota)
         self.evictor = Evictor(self._owner, config.evict, loop)
         self.hints = Hints(self._owner, config.evict)
-        self._lookups = LookupReader(self._owner, config.advise)
-        self._prefetch_quota = PrefetchQuota(self._owner.header(), config.store.share)
+        self._lookups = LookupReader(self._owner)
+        self._prefetch_quota = PrefetchQuota(self._owner.header(), config.arena.process_share)
         self._shortage = Shortage(self._owner)
         self._reads = LowerTierReads(self._owner, int(config.store.reservation_timeout * 1e9), loop)
         self.disk = DiskTier(segments, config, self._reads, publisher, loop)
@@ -241,12 +241,11 @@ class Service:
 
     def _follow(self, config: Config) -> None:
         self.reservations.follow(config)
+        self._prefetch_quota.follow(config.arena.process_share)
         self.tenants.follow(config.quota)
         self.evictor.follow(config.evict)
         self.in_force.notes = self.evictor.notes()
         self.hints.follow(config.evict)
-        self._lookups.follow(config.advise)
-        self.idle_namespaces.follow(config.index)
         self.disk.follow(config.disk)
         self.fleet.follow(config.remote)
 

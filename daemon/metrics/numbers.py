@@ -31,7 +31,6 @@ class DaemonNumbers(msgspec.Struct, frozen=True, kw_only=True):
         question_seconds: How long the fleet took to answer, without answers that were late.
         tenants: What each tenant may have and has; nothing without quotas.
         quota_rejections: Requests with pages that a quota refused, by its pattern.
-        advise_window: `advise.window` in seconds, which a reload may change.
     """
 
     deaths: int
@@ -46,4 +45,3 @@ class DaemonNumbers(msgspec.Struct, frozen=True, kw_only=True):
     question_seconds: Histogram
     tenants: tuple[TenantUse, ...]
     quota_rejections: dict[str, int]
-    advise_window: float

@@ -38,6 +38,6 @@ def take_sample(observer: Observer, numbers: DaemonNumbers) -> Sample:
         attached=observer.attached(),
         spaces=with_pages(spaces),
         lookups=observer.lookups(),
-        advice=read_advice(observer, spaces, numbers.advise_window, numbers.eviction.policy),
+        advice=read_advice(observer, spaces, numbers.eviction.policy),
         **known,
     )

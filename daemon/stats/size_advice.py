@@ -14,6 +14,8 @@ import msgspec
 
 from pagetier.shm._core import Absence, IndexHeader, LookupCurve, NamespaceRecord, Observer, SampledLookups
 
+LOOKUP_WINDOW_S: Final = 86400.0
+"""Lookups of this age count 1/e, older ones less."""
 MEMORY_FACTORS: Final = (0.5, 1.0, 2.0, 4.0)
 DISK_FACTORS: Final = (2.0, 5.0, 10.0)
 _PLOT_STEPS: Final = 4  # points for each doubling
@@ -141,13 +143,12 @@ class SizeAdvice(msgspec.Struct, frozen=True, kw_only=True):
     warning: str
 
 
-def read_advice(observer: Observer, spaces: Iterable[NamespaceRecord], window: float, policy: str) -> SizeAdvice | None:
+def read_advice(observer: Observer, spaces: Iterable[NamespaceRecord], policy: str) -> SizeAdvice | None:
     """Returns the advice, or None before the first lookup.
 
     Args:
         observer: Reads the cache.
         spaces: The namespaces that get their own advice, if they have a curve.
-        window: `advise.window` in seconds.
         policy: `evict.policy`.
     """
     header, known = observer.header(), observer.lookups()
@@ -159,7 +160,7 @@ def read_advice(observer: Observer, spaces: Iterable[NamespaceRecord], window: f
     if known is None or not curves or not curves[0].found + curves[0].missed:
         return None
     labels = {space.digest[:8]: space.name for space in spaces}
-    rates = [_rate(curve, known.seconds, window) for curve in curves]
+    rates = [_rate(curve, known.seconds) for curve in curves]
     advised = [
         _advice_of(header, curve, rate, policy, labels.get(curve.digest, ""))
         for curve, rate in zip(curves, rates, strict=True)
@@ -215,9 +216,9 @@ def _ratio(hits: float, misses: float) -> float:
     return hits / (hits + misses) if hits + misses > 0 else 0.0
 
 
-def _rate(curve: LookupCurve, seconds: float, window: float) -> float:
-    """Returns the looked-up tokens in a second, of sums in which a token that is `window` old counts 1/e."""
-    effective = -window * math.expm1(-seconds / window)
+def _rate(curve: LookupCurve, seconds: float) -> float:
+    """Returns the looked-up tokens in a second, of sums in which a token that is LOOKUP_WINDOW_S old counts 1/e."""
+    effective = -LOOKUP_WINDOW_S * math.expm1(-seconds / LOOKUP_WINDOW_S)
     return (curve.found + curve.missed) / effective if effective > 0 else 0.0
 
 

@@ -92,7 +92,7 @@ class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
         pins: Pages that the client has pinned now.
         pinned_bytes: Bytes of the frames of these pages.
         lookups: Requests that were looked up, each counted once.
-        bounded: Matches that ended at match.share, including repeated ones.
+        bounded: Matches that ended at arena.process_share, including repeated ones.
         hits: Pages found by the first matches of requests.
         misses: Pages not found by the first matches of requests.
         lost_pages: Pages written in vain, since their reservation had been revoked.

@@ -253,7 +253,7 @@ def test_the_memory_of_a_killed_client_is_released_within_a_second(daemon: Runni
 @pytest.mark.wall_clock
 def test_the_memory_of_a_dead_client_is_not_granted_during_the_quarantine() -> None:
     """The GPU of the process may still write, also if the daemon that saw it attach is dead too."""
-    with RunningDaemon("16MiB", "64KiB", "--set", "store.quarantine=1.5s") as daemon, daemon.client() as client:
+    with RunningDaemon("16MiB", "64KiB", "--constant", "store.quarantine=1.5") as daemon, daemon.client() as client:
         for with_the_daemon in (False, True):
             daemon.drop_all_pages()  # a slow machine may have stored HELD after the quarantine
             store(client, KEYS)

@@ -22,7 +22,7 @@ KEYS, OTHERS = prompt(0, 10), prompt(1, 300)
 
 @pytest.fixture
 def learning() -> Iterator[RunningDaemon]:
-    running = RunningDaemon("16MiB", "64KiB", "--set", "evict.low=0", "--set", "evict.high=0")
+    running = RunningDaemon("16MiB", "64KiB", "--set", "evict.free=0")
     running.config.write_text("")
     with running as daemon:
         yield daemon

@@ -165,7 +165,7 @@ def test_a_timeout_of_zero_rejects_all_pages(daemon: RunningDaemon, client: Clie
 def test_a_page_whose_other_parts_never_come_expires() -> None:
     """The other parts are never stored: the page is dropped with the parts that were stored."""
     with (
-        RunningDaemon("16MiB", "64KiB", "--set", "store.reservation_timeout=1500ms") as daemon,
+        RunningDaemon("16MiB", "64KiB", "--constant", "store.reservation_timeout=1.5") as daemon,
         daemon.client() as client,
     ):
         half = client.reserve(prompt(0, 4), PAGE, Part(0, 2))

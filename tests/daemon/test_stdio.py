@@ -46,9 +46,9 @@ def test_a_full_disk_behind_stdout_is_one_line_and_code_1(words: str, daemon: Ru
 
 
 def test_a_resize_whose_output_is_lost_differs_from_a_rejected_one(daemon: RunningDaemon) -> None:
-    refused = run(f"pagetier resize --evict-low 0.9 --socket {daemon.socket}")
-    assert (refused.returncode, b"is more than evict.high" in refused.stderr) == (1, True)
-    done = run(f"pagetier resize --evict-low 0.001 --socket {daemon.socket} >/dev/full")
+    refused = run(f"pagetier resize --disk-size 1GiB --socket {daemon.socket}")
+    assert (refused.returncode, b"disk.size: only a restart" in refused.stderr) == (1, True)
+    done = run(f"pagetier resize --evict-free 0.001 --socket {daemon.socket} >/dev/full")
     assert (done.stderr.decode(), done.returncode) == (FULL, 1)
     documented = " ".join(resize.help.split()) if resize.help else ""
     assert "1: rejected with nothing changed, or done but the output could not be written" in documented
@@ -144,7 +144,7 @@ def test_a_daemon_without_stderr_has_the_same_exit_codes(words: str, code: Exit,
 def test_a_daemon_without_stderr_serves_with_its_worker(without: str) -> None:
     daemon = DiskDaemon()
     words = f"--name {daemon.name} --socket {daemon.socket} --arena-size 1MiB --set arena.frame_size=64KiB"
-    words += f" --disk-path {daemon.disk} --disk-size 64MiB --set disk.environments=2"
+    words += f" --disk-path {daemon.disk} --disk-size 64MiB"
     with daemon.folder, subprocess.Popen(command(f"pagetierd {words} {without}")) as process, ExitStack() as failing:
         failing.callback(process.kill)
         daemon.process = process

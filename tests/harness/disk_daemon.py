@@ -42,7 +42,7 @@ class DiskDaemon(RunningDaemon):
         before: Sequence[str] = (),
         disk: Path | None = None,
     ) -> None:
-        more = ("--set=disk.environments=2", "--set=disk.stop_timeout=1h", *more)
+        more = ("--constant=disk.environments=2", "--set=disk.stop_timeout=1h", *more)
         super().__init__(str(frames * FRAME), str(FRAME), *more, before=before)
         self.disk = disk or Path(self.folder.name) / "disk"
         self.frames = frames

@@ -19,7 +19,7 @@ _ROUNDS: Final = 400  # a dozen are enough
 def small_daemon(*more: str, frame: str = "4KiB") -> RunningDaemon:
     """Returns a daemon for 64 pages of at most a frame, which evicts none ahead of need."""
     arena = f"{_FRAMES * int(frame[:-3])}{frame[-3:]}"
-    return RunningDaemon(arena, frame, "--set=evict.low=0", "--set=evict.high=0", *more)
+    return RunningDaemon(arena, frame, "--set=evict.free=0", *more)
 
 
 def use(client: Client, keys: Keys) -> StoreResult:

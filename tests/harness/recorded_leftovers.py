@@ -19,7 +19,7 @@ ARENA = "256KiB"
 DISK = (
     "--disk-size",
     "16MiB",
-    "--set",
+    "--constant",
     "disk.environments=1",
     "--set",
     "disk.write=through",
@@ -31,7 +31,7 @@ KEYS = prompt(3, pages=6)
 
 def daemon_with_disk(disk: Path, *more: str) -> RunningDaemon:
     """Returns a daemon with the sizes of the recording, and a disk tier in this folder. It is not started yet."""
-    return RunningDaemon(ARENA, str(FRAME), "--set", "index.namespaces=8", "--disk-path", str(disk), *DISK, *more)
+    return RunningDaemon(ARENA, str(FRAME), "--constant", "index.namespaces=8", "--disk-path", str(disk), *DISK, *more)
 
 
 def record(file: Path) -> None:

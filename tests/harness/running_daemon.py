@@ -18,6 +18,7 @@ from weakref import WeakSet
 
 from click.testing import CliRunner, Result
 
+from daemon_constants import PROGRAM
 from eventually import CoreWaits, eventually, eventually_with_cores
 from pagetier.client import Client, Namespace
 from pagetier.daemon.cli import main
@@ -49,8 +50,9 @@ _WRITTEN_S = 60.0  # also to a slow disk
 class RunningDaemon:
     """`pagetierd` with a socket and segments of its own.
 
-    As a context manager it is stopped at the end, and asserts that no shared memory is left. `before` is a command that
-    runs it. It reads the file `config` if a test has written it before the start.
+    As a context manager it is stopped at the end, and asserts that no shared memory is left. Its options are those of
+    pagetierd and `--constant` (see daemon_constants.py). `before` is a command that runs it. It reads the file `config`
+    if a test has written it before the start.
     """
 
     def __init__(self, arena: str = "16MiB", frame: str = "64KiB", *more: str, before: Sequence[str] = ()) -> None:
@@ -75,7 +77,7 @@ class RunningDaemon:
 
     def launch(self, *more: str) -> subprocess.Popen[bytes]:
         """Starts the daemon without waiting."""
-        command = [*self._before, sys.executable, "-c", "from pagetier.daemon.main import main; main()"]
+        command = [*self._before, sys.executable, "-c", PROGRAM]
         config = ["--config", str(self.config)] if self.config.exists() else []
         command += ["--name", self.name, "--socket", str(self.socket), *config, *self._arguments, *more]
         environ = {key: value for key, value in os.environ.items() if not key.startswith("PAGETIER_")}

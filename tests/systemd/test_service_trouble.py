@@ -29,10 +29,10 @@ def test_a_reload_of_an_invalid_file_changes_nothing_and_names_the_key(world: Se
     world.machine.write(CONFIG, BAD)
     report = world.machine.run("systemctl", "reload", "pagetierd")
     assert report.returncode != 0
-    assert f"{CONFIG}: evict.high" in world.log()
+    assert f"{CONFIG}: evict.free" in world.log()
     world.signal("HUP")
     world.soon(lambda: "not reloaded" in world.show("StatusText"), "the status does not report the failed reload")
-    assert "evict.high" in world.show("StatusText")
+    assert "evict.free" in world.show("StatusText")
     assert world.show("ActiveState") == "active"
     assert world.stats()["tiers"]["memory"]["cap"] == 16 << 20
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from comparison.recorder import Recorder
-from disk_setup import Scene, until
+from disk_setup import QuietScene, Scene, until
 from pagetier.client import Client, Keys, Namespace
 
 _MIB = 1 << 20
@@ -28,7 +28,7 @@ def measure(recorder: Recorder) -> None:
     sizes = ("--arena-size", "640MiB", "--disk-size", "1GiB")
     with (
         tempfile.TemporaryDirectory(prefix=".disk-", dir=parent) as folder,
-        Scene(Path(folder), *sizes, PAGETIER_DISK_WRITE_BEHIND="0") as scene,
+        QuietScene(Path(folder), *sizes) as scene,
         recorder.attached(scene) as client,
     ):
         until("disk", scene.disk_open)

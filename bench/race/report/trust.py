@@ -50,7 +50,7 @@ def _about(race: Race) -> Iterator[str]:
     yield "- During the restart an engine loads the same 16 pages until the server is back, so the numbers of pages"
     yield "  differ."
     yield "- pagetier's daemon keeps frames free for the next store: when none of the 256 is free, it evicts until 2"
-    yield "  are (`evict.low` 0.5 %, `evict.high` 1 %), so 254 pages stay."
+    yield "  are (`evict.free`, 1 %), so 254 pages stay."
     yield "- For the other user the race sets folders to mode 0755; a miss is then what keeps users apart."
 
 

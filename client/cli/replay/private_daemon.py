@@ -29,12 +29,11 @@ _PAUSE_S: Final = 0.01
 _PROBE_S: Final = 1.0
 _STOP_S: Final = 60.0  # includes the writes to a disk tier that is kept
 _SKIP_FINAL_WRITES: Final = "--set=disk.stop_timeout=1ms"
-# A replay measures hits, not timeouts: pages are written to disk, however slow it is.
-_DISK_TIMEOUT: Final = "--set=disk.store_timeout=10s"
 
 # The daemon is a process and not an import, because clients know it only by its socket. If this process is killed, the
 # kernel stops the daemon (prctl 1 is PR_SET_PDEATHSIG, signal 15 is SIGTERM), which then removes the folder. The kernel
-# may do so when the first thread of this process is dead (a zombie, Z) and the other threads are not yet.
+# may do so when the first thread of this process is dead (a zombie, Z) and the other threads are not yet. A replay
+# measures hits, not timeouts: stores wait for the disk, however slow it is.
 _START: Final = """
 import atexit, ctypes, os, pathlib, shutil
 def remove_folder():
@@ -42,8 +41,10 @@ def remove_folder():
         shutil.rmtree({folder!r}, ignore_errors=True)
 atexit.register(remove_folder)
 ctypes.CDLL(None).prctl(1, 15)
-from pagetier.daemon.main import main
-main()
+from pagetier.daemon.config.disk_options import DiskOptions
+from pagetier.daemon.config.schema import Config
+from pagetier.daemon.main import Invocation, main
+main(obj=Invocation(defaults=Config(disk=DiskOptions(store_timeout=10.0))))
 """
 
 
@@ -80,7 +81,7 @@ class PrivateDisk(msgspec.Struct, frozen=True):
     def flags(self, folder: Path) -> list[str]:
         """Returns the options of a daemon with this temporary folder."""
         path = self.path.absolute() if self.path else folder / "disk"
-        flags = [f"--disk-path={path}", f"--disk-size={self.size}", _DISK_TIMEOUT]
+        flags = [f"--disk-path={path}", f"--disk-size={self.size}"]
         flags += [f"--set=disk.write={self.write}"] if self.write else []
         return flags if self.path else [*flags, _SKIP_FINAL_WRITES]
 
@@ -121,8 +122,7 @@ class PrivateDaemon:
             f"--socket={self.socket}",
             f"--arena-size={arena}",
             f"--set=arena.frame_size={frame_bytes(page_bytes)}",
-            "--set=evict.low=0",
-            "--set=evict.high=0",
+            "--set=evict.free=0",
             *(disk.flags(Path(self._folder.name)) if disk else []),
         )
 

@@ -77,8 +77,8 @@ _OPEN_TO_ALL = (
 _MOST_LEFTOVERS = 3  # that get a line each
 _NAMESPACES_FULL = 0.8
 _NAMESPACES_ADVICE = (
-    "a full table drops those unused for index.namespace_idle, and rejects new ones if there are none: lower"
-    " index.namespace_idle (a reload applies it), or raise index.namespaces (stop and start)"
+    "a full table drops those that were not used for ten minutes, and rejects new ones if there are none: let engines"
+    " use fewer namespaces (salts, LoRA adapters) at once"
 )
 _UNCHARGED = 1 / 8  # of the segments: the statistics of the kernel lag behind
 _CHARGE_ADVICE = (

@@ -27,7 +27,7 @@ def read_view(
         events: The last notable events, the latest first.
         history: The last hour.
     """
-    cache = read_cache(observer, numbers.advise_window, numbers.eviction.policy)
+    cache = read_cache(observer, numbers.eviction.policy)
     per_day = history.written_per_day()
     return CacheView(
         host=os.uname().nodename,
@@ -35,7 +35,6 @@ def read_view(
         snapshot=cache.snapshot,
         others=cache.others,
         advice=cache.advice,
-        advice_window=numbers.advise_window,
         hour=LastHour(began=history.began, minutes=history.minutes(), total=history.hour(), written_per_day=per_day),
         events=events,
     )

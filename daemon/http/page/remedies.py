@@ -6,7 +6,7 @@ from typing import Final
 
 _LOG: Final = "Read the log of that moment."
 _DOCTOR: Final = "Run pagetier doctor, which says what is wrong and how to mend it."
-_QUOTA: Final = "Raise index.namespaces, or let engines use fewer namespaces."
+_QUOTA: Final = "Let engines use fewer namespaces at once."
 
 REMEDIES: Final = {
     "arena_pinned": "Finish or stop the engines that pin the pages (see Engines), or give the arena more memory.",
@@ -34,7 +34,7 @@ REMEDIES: Final = {
     "namespaces_dropped": _QUOTA,
     "namespaces_full": _QUOTA,
     "peer_refused": "Check the configuration of the process that connects, and access.",
-    "pins_bounded": "Raise match.share, or let the engine load before it matches more.",
+    "pins_bounded": "Raise arena.process_share, or let the engine load before it matches more.",
     "process_died": "Nothing, if the engine was stopped. Else read its log.",
     "quotas_failed": "Free memory on the host, and reload the daemon.",
     "reload_refused": "Correct the configuration (pagetierd --check), and reload the daemon.",

@@ -11,7 +11,7 @@ from pagetier.daemon.http.page.disk_and_fleet import disk, fleet
 from pagetier.daemon.http.page.html import Html, element, name_of, section, table
 from pagetier.daemon.http.page.remedies import remedy
 from pagetier.daemon.http.page.view import CacheView
-from pagetier.daemon.stats.size_advice import SizeAdvice
+from pagetier.daemon.stats.size_advice import LOOKUP_WINDOW_S, SizeAdvice
 from pagetier.daemon.stats.snapshot import ClientStats, NamespaceStats, PageTier
 from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm.units import counted, format_size, spell_duration
@@ -101,7 +101,7 @@ def _absent(view: CacheView) -> Html:
 
 
 def _age(view: CacheView) -> Html:
-    return element("p", f"Lookups {spell_duration(view.advice_window)} ago count 1/e.", class_="dim")
+    return element("p", f"Lookups {spell_duration(LOOKUP_WINDOW_S)} ago count 1/e.", class_="dim")
 
 
 def _namespaces(view: CacheView) -> Html:
@@ -125,7 +125,7 @@ def _engines(view: CacheView) -> Html:
     if not clients:
         return section("Engines", element("p", "No engine is attached."))
     head = ("engine", "pinned", "pins", "found in memory", "loaded", "stored", "cut short")
-    about = "Pins keep pages in memory. Cut short: matches that ended at match.share."
+    about = "Pins keep pages in memory. Cut short: matches that ended at arena.process_share."
     return section(
         "Engines",
         table("Engines and what they pin", head, map(_engine, clients)),

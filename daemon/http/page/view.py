@@ -51,7 +51,6 @@ class CacheView(msgspec.Struct, frozen=True, kw_only=True):
         snapshot: The state, with the largest namespaces only.
         others: The other namespaces.
         advice: What lookups would find with other sizes; None before the first one.
-        advice_window: Lookups of this age count 1/e in the advice, in seconds.
         hour: The last hour.
         events: The last notable events, the latest first.
     """
@@ -61,7 +60,6 @@ class CacheView(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: Snapshot
     others: OtherNamespaces
     advice: SizeAdvice | None
-    advice_window: float
     hour: LastHour
     events: tuple[NotableEvent, ...]
 
@@ -74,12 +72,11 @@ class Cache(msgspec.Struct, frozen=True):
     advice: SizeAdvice | None
 
 
-def read_cache(observer: Observer, window: float, policy: str) -> Cache:
+def read_cache(observer: Observer, policy: str) -> Cache:
     """Returns what the index has. The namespaces are listed once, because there may be many thousands.
 
     Args:
         observer: Reads the cache.
-        window: `advise.window` in seconds.
         policy: `evict.policy`.
     """
     spaces = with_pages(observer.spaces())
@@ -87,7 +84,7 @@ def read_cache(observer: Observer, window: float, policy: str) -> Cache:
     shown = {space.number for space in largest}
     rest = [space for space in spaces if space.number not in shown]
     others = OtherNamespaces(len(rest), sum(one.bytes for one in rest), sum(one.disk_bytes for one in rest))
-    return Cache(snapshot_with(observer, largest), others, read_advice(observer, (), window, policy))
+    return Cache(snapshot_with(observer, largest), others, read_advice(observer, (), policy))
 
 
 def _size(space: NamespaceRecord) -> tuple[int, int]:

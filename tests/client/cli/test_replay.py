@@ -67,7 +67,7 @@ def test_one_client_has_the_hits_of_an_exact_lru(tmp_path: Path) -> None:
     model = TailFirstLru(64)
     for chain in chains:
         model.handle(chain)
-    flags = ("--set=evict.policy=lru", "--set=evict.low=0", "--set=evict.high=0")
+    flags = ("--set=evict.policy=lru", "--set=evict.free=0")
     with RunningDaemon(str(64 * PAGE), str(PAGE), *flags) as daemon:
         report = replay_json(trace, "--socket", daemon.socket, "--page-bytes", PAGE - 8)
     assert report["requests"] == len(chains)
@@ -105,7 +105,7 @@ def test_pages_that_a_policy_leaves_out_are_reported(tmp_path: Path) -> None:
                       [10_000 + turn * 100 + page for page in range(30)])
     ]  # fmt: skip
     trace, _ = write_trace(tmp_path / "rounds.jsonl.gz", chains)
-    with RunningDaemon("256KiB", "4KiB", "--set=evict.low=0", "--set=evict.high=0") as daemon:
+    with RunningDaemon("256KiB", "4KiB", "--set=evict.free=0") as daemon:
         report = replay_json(trace, "--socket", daemon.socket)
     by_outcome = [report[f"pages_{what}"] for what in ("stored", "present", "pending", "refused", "left_out")]
     assert report["pages_left_out"] > 0

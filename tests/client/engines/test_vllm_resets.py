@@ -128,7 +128,7 @@ def test_pages_in_use_at_a_reset_are_flushed_at_the_next_one() -> None:
 
 def test_many_resets_do_not_fill_the_table_of_namespaces() -> None:
     groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)]
-    small = RunningDaemon("1MiB", "4KiB", "--set", "index.namespaces=3")
+    small = RunningDaemon("1MiB", "4KiB", "--constant", "index.namespaces=3")
     with small as daemon, daemon.client() as client, daemon.client() as other:
         half = SchedulerHalf(client, groups, 0.0)
         for _ in range(20):

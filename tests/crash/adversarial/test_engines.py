@@ -20,7 +20,7 @@ PINNED, MORE = 900, 200  # pages: together they are too many
 def daemon() -> Iterator[RunningDaemon]:
     """Yields a daemon that leaves out no page, so that each page of the honest engine is found."""
     with RunningDaemon(
-        str(FRAMES * FRAME), str(FRAME), "--set", "store.quarantine=50ms", "--set", "evict.policy=lru"
+        str(FRAMES * FRAME), str(FRAME), "--constant", "store.quarantine=0.05", "--set", "evict.policy=lru"
     ) as daemon:
         yield daemon
 

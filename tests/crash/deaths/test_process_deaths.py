@@ -230,7 +230,7 @@ def _sleep_over(client: Client, pipe: Connection) -> None:
 @pytest.mark.parametrize("daemon_dies", [False, True])
 def test_a_stopped_process_keeps_its_slot_and_its_reserved_frames(daemon_dies: bool) -> None:
     """It is stopped for longer than a reservation lasts, over a new daemon and many new clients, and then writes."""
-    flags = (str(FRAMES * PAGE), str(PAGE), "--set", "store.reservation_timeout=1.5s")
+    flags = (str(FRAMES * PAGE), str(PAGE), "--constant", "store.reservation_timeout=1.5")
     with RunningDaemon(*flags) as daemon, ExitStack() as stack:
         other = stack.enter_context(daemon.client())
         assert store(other, prompt(0)).stored == 8

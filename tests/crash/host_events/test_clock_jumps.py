@@ -31,7 +31,7 @@ def clock(tmp_path: Path) -> Clock:
 
 @pytest.fixture
 def daemon(clock: Clock) -> Iterator[DiskDaemon]:
-    expiry = f"--set=store.reservation_timeout={EXPIRY_S}s"
+    expiry = f"--constant=store.reservation_timeout={EXPIRY_S}"
     with DiskDaemon(64, "64MiB", "--set", "disk.write=through", expiry, before=clock.before) as daemon:
         yield daemon
 

@@ -19,7 +19,7 @@ EXPIRY_S = 1.0  # shorter than the stop, so that a wrong use of time would be vi
 
 @pytest.fixture
 def daemon() -> Iterator[DiskDaemon]:
-    times = (f"--set=store.reservation_timeout={EXPIRY_S}s", "--set=store.quarantine=50ms")
+    times = (f"--constant=store.reservation_timeout={EXPIRY_S}", "--constant=store.quarantine=0.05")
     with DiskDaemon(64, "64MiB", "--set", "disk.write=through", *times) as daemon:
         yield daemon
 

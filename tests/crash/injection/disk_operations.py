@@ -36,7 +36,7 @@ class WithDisk(Operation):
 
     @classmethod
     def flags_in(cls, folder: Path) -> tuple[str, ...]:
-        disk = "--disk-path", str(folder / "disk"), "--disk-size", cls.size, "--set", "disk.environments=2"
+        disk = "--disk-path", str(folder / "disk"), "--disk-size", cls.size, "--constant", "disk.environments=2"
         return *disk, *IN_LMDB, "--set", f"disk.write={cls.rule}", "--set", f"index.entries={cls.entries}"
 
     def prepare(self) -> None:

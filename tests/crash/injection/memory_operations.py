@@ -16,7 +16,7 @@ _WAIT_S: Final = 5.0
 class Store(Operation):
     """An engine stores pages with one call; the quarantine of memory has its default duration."""
 
-    flags = ("--set", "store.quarantine=0.25s")
+    flags = ("--constant", "store.quarantine=0.25")
 
     def act(self) -> None:
         self.send("store_plainly", self.scene.numbers(FEW))
@@ -41,7 +41,7 @@ class StoreOver(Operation):
 class EvictEarly(StoreOver):
     """An engine stores until the daemon evicts in the background."""
 
-    flags = ("--set", "evict.low=0.2", "--set", "evict.high=0.3")
+    flags = ("--set", "evict.free=0.3")
 
 
 class StoreByRanks(Operation):
@@ -50,7 +50,7 @@ class StoreByRanks(Operation):
     If the first rank never requests its part, the pages wait for it until they expire.
     """
 
-    flags = ("--set", "store.reservation_timeout=1s")
+    flags = ("--constant", "store.reservation_timeout=1")
 
     def prepare(self) -> None:
         super().prepare()
@@ -75,7 +75,7 @@ class StorePart(Operation):
     death.
     """
 
-    flags = ("--set", "store.reservation_timeout=12s")
+    flags = ("--constant", "store.reservation_timeout=12")
 
     def act(self) -> None:
         self.send("store", self.scene.numbers(FEW), 0, 2)
@@ -155,7 +155,7 @@ class GiveUp(Operation):
 class Overstay(Operation):
     """A reservation expires while its writer is alive; those of the observing client must not."""
 
-    flags = ("--set", "store.reservation_timeout=1s")
+    flags = ("--constant", "store.reservation_timeout=1")
 
     def act(self) -> None:
         self.send("overstay", self.scene.numbers(FEW), 1.5)
@@ -249,7 +249,7 @@ class DropIdle(Operation):
     """The table of namespaces is full, and no process uses its entries any more."""
 
     roles = (Role.DAEMON,)
-    flags = ("--set", "index.namespaces=1", "--set", "index.namespace_idle=1s")
+    flags = ("--constant", "index.namespaces=1", "--constant", "index.namespace_idle=1")
     keeps_pages = False
 
     def act(self) -> None:

@@ -38,9 +38,9 @@ _TOKENS, _BLOCKS, _HEADS, _DIM = 16, 8, 2, 64
 
 def daemon(arguments: Sequence[str]) -> None:
     """Runs pagetierd until it ends."""
-    from pagetier.daemon.main import main
+    from daemon_constants import run
 
-    main(list(arguments))
+    run(arguments)
 
 
 def engine(descriptor: int, socket: Path, folder: Path) -> None:

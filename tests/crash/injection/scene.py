@@ -20,7 +20,7 @@ from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm._core import IndexHeader
 from running_daemon import CALL_S, START_S
 
-QUARANTINE: Final = "50ms"
+QUARANTINE: Final = 0.05
 
 
 class InjectionScene:
@@ -33,7 +33,7 @@ class InjectionScene:
     def __init__(self, on: Stage, folder: Path, flags: Sequence[str], timeout: float = CALL_S) -> None:
         self.injector, self.turns = on.injector, on.turns
         self.daemon = ForkedDaemon(
-            on.fork_client, str(FRAMES * FRAME), str(FRAME), "--set", f"store.quarantine={QUARANTINE}", *flags
+            on.fork_client, str(FRAMES * FRAME), str(FRAME), "--constant", f"store.quarantine={QUARANTINE}", *flags
         )
         has_fleet = any(flag.startswith("remote.url=") for flag in flags)
         self.has_disk = "--disk-path" in flags or has_fleet

@@ -27,7 +27,7 @@ from injection.sweep import sweep
 from pagetier.shm.failpoints import point
 
 # On a busy machine the other ranks must have reached the same place before the dead one is reaped or a page expires.
-_SLOW = ("--set", "store.quarantine=0.5s", "--set", "store.reservation_timeout=12s")
+_SLOW = ("--constant", "store.quarantine=0.5", "--constant", "store.reservation_timeout=12")
 MISTAKES = [
     (HERE / "mutants" / "pins-of-the-dead-stay.patch", Load, "match.stamped", "pinned by slots that are not taken"),
     (HERE / "mutants" / "parts-of-the-dead-stay.patch", Store, "copy.piece", "was not released|which is not taken"),

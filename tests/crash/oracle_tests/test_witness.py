@@ -25,7 +25,7 @@ KEYS = SPACE.keys(range(64))
 
 @pytest.fixture
 def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon("1MiB", "64KiB", "--set=evict.low=0", "--set=evict.high=0") as running:
+    with RunningDaemon("1MiB", "64KiB", "--set=evict.free=0") as running:
         yield running
 
 

@@ -27,12 +27,10 @@ _FLAGS: Final = (
     *(
         "--set",
         "index.entries=256",
-        "--set",
+        "--constant",
         "index.namespaces=8",
-        "--set",
-        "store.quarantine=50ms",
-        "--set",
-        "arena.threads=1",
+        "--constant",
+        "store.quarantine=0.05",
     ),
 )
 

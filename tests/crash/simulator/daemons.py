@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Final
 
+import daemon_constants
 from eventually import eventually
-from pagetier.daemon import main as daemon_main
 from pagetier.shm.exit_codes import Exit
 from process_states import workers_of
 from running_daemon import RunningDaemon
@@ -143,4 +143,4 @@ def _serve(arguments: list[str], log: Path) -> None:
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    daemon_main.main(arguments, standalone_mode=False)
+    daemon_constants.run(arguments, standalone_mode=False)

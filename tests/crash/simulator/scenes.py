@@ -108,17 +108,13 @@ class SimulatedScene(msgspec.Struct, frozen=True, kw_only=True):
     def flags(self, disk: Path) -> list[str]:
         """Returns the command line flags of the daemon."""
         flags = [f"--arena-size={self.arena}", f"--set=arena.frame_size={FRAME}", "--set=arena.prefault=lazy"]
-        flags += [f"--set=store.reservation_timeout={self.expiry}s", f"--set=evict.policy={self.policy}"]
-        flags += (
-            ["--set=evict.low=0", "--set=evict.high=0"]
-            if self.roomy
-            else ["--set=evict.low=0.02", "--set=evict.high=0.05"]
-        )
+        flags += [f"--constant=store.reservation_timeout={self.expiry}", f"--set=evict.policy={self.policy}"]
+        flags += ["--set=evict.free=0" if self.roomy else "--set=evict.free=0.05"]
         if self.disk:
             folders = ",".join(str(disk / str(number)) for number in range(self.devices))
             flags += [f"--disk-path={folders}", f"--disk-size={self.disk // self.devices}"]
             flags += [f"--set=disk.write={self.disk_write}", f"--set=disk.store={self.store}"]
-            flags += ["--set=disk.environments=2", "--set=disk.stop_timeout=1ms"]
+            flags += ["--constant=disk.environments=2", "--set=disk.stop_timeout=1ms"]
         if self.fleet_url:
             flags += [f"--set=remote.url={self.fleet_url}", f"--set=remote.timeout={FLEET_TIMEOUT_S}s"]
             flags += ["--set=remote.ask_timeout=0.2s", "--set=remote.buffers=8MiB"]

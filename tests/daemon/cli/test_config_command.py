@@ -56,7 +56,7 @@ def settings(daemon: RunningDaemon) -> dict[str, dict[str, str]]:
 def test_each_setting_has_its_value_and_its_source(daemon: RunningDaemon) -> None:
     found = settings(daemon)
     assert found["arena.size"] == {"value": "16MiB", "source": "flag --arena-size"}
-    assert found["evict.low"]["value"] == "0.01" and found["evict.low"]["source"].endswith("daemon.toml: evict.low")
+    assert found["evict.free"]["value"] == "0.01" and found["evict.free"]["source"].endswith("daemon.toml: evict.free")
     assert found["disk.sync"] == {"value": "10s", "source": "default"}
     lines = {line.split(" =")[0]: line for line in pagetier("config", daemon).output.splitlines()}
     assert lines["arena.size"].endswith("# flag --arena-size; room for 256 frames")
@@ -65,7 +65,7 @@ def test_each_setting_has_its_value_and_its_source(daemon: RunningDaemon) -> Non
 
 def test_a_resized_setting_names_the_command(daemon: RunningDaemon) -> None:
     assert pagetier("resize", daemon, "--evict-high", "5%").exit_code == Exit.OK
-    assert settings(daemon)["evict.high"] == {"value": "0.05", "source": "pagetier resize"}
+    assert settings(daemon)["evict.free"] == {"value": "0.05", "source": "pagetier resize"}
 
 
 def test_doctor_without_a_file_compares_with_the_daemon_itself(daemon: RunningDaemon) -> None:

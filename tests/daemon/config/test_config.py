@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from pagetier.daemon.config.address import Address
+from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.id_ranges import IdRange
-from pagetier.daemon.config.loader import Config, fields, load
+from pagetier.daemon.config.loader import Config, ConfigReader, fields, load
 from pagetier.daemon.config.quota import ShareRange, TenantQuota
 
 
@@ -27,30 +28,20 @@ TYPED = {
     "arena.size": ("1.5G", 3 << 29),
     "arena.frame_size": ("2MiB", 2 << 20),
     "arena.prefault": ("lazy", "lazy"),
-    "arena.threads": ("3", 3),
+    "arena.process_share": ("0.5", 0.5),
     "arena.huge_pages": ("never", "never"),
     "arena.numa": ("interleave", "interleave"),
     "index.entries": ("123456", 123456),
-    "index.namespaces": ("7", 7),
-    "index.namespace_idle": ("90s", 90.0),
     "evict.policy": ("lru", "lru"),
     "evict.keep_share": ("0.25", 0.25),
-    "evict.low": ("0.25", 0.25),
-    "evict.high": ("0.5", 0.5),
-    "store.reservation_timeout": ("250ms", 0.25),
-    "store.share": ("0.5", 0.5),
-    "match.share": ("0.5", 0.5),
-    "store.quarantine": ("0s", 0.0),
+    "evict.free": ("0.25", 0.25),
     "quota": ("a*: arena 0.1-1", (TenantQuota("a*", ShareRange(0.1, 1.0)),)),
     "disk.path": ("/tmp/x/disk", (Path("/tmp/x/disk"),)),
     "disk.size": ("3GiB", (3 << 30,)),
     "disk.write": ("second", "second"),
-    "disk.write_behind": ("0.2", 0.2),
     "disk.store": ("lmdb", "lmdb"),
     "disk.budget": ("1.5T", 3 << 39),
-    "disk.store_timeout": ("7ms", 0.007),
     "disk.sync": ("1m", 60.0),
-    "disk.environments": ("7", 7),
     "disk.stop_timeout": ("5s", 5.0),
     "remote.url": ("file:///mnt/pages", "file:///mnt/pages"),
     "remote.worker": ("service", "service"),
@@ -70,16 +61,13 @@ TYPED = {
     "access.watch_groups": ("7-77", (IdRange(7, 77),)),
     "access.socket_group": ("77", (77,)),
     "access.socket_mode": ("0600", 0o600),
-    "advise.window": ("2h", 7200.0),
     "log.level": ("debug", "debug"),
     "metrics.listen": ("[::1]:9464", Address(host="::1", port=9464)),
-    "metrics.namespaces": ("7", 7),
     "http.listen": ("/run/h.sock, [::1]:80", (Address(path=Path("/run/h.sock")), Address(host="::1", port=80))),
     "http.token_file": ("/etc/token", Path("/etc/token")),
 }
-# Settings that others require; evict.low must stay below evict.high.
-NEEDS = {"evict.low": "evict.high", "evict.high": "evict.low", "disk.path": "disk.size", "disk.size": "disk.path"}
-NEEDS |= {"http.listen": "http.token_file"}
+# Settings that others require.
+NEEDS = {"disk.path": "disk.size", "disk.size": "disk.path", "http.listen": "http.token_file"}
 
 
 def value_of(config: Config, path: str) -> object:
@@ -103,7 +91,7 @@ def test_the_table_of_settings_is_complete() -> None:
 def test_defaults() -> None:
     config = load(None, {"XDG_RUNTIME_DIR": "/run/user/7"}, {})
     assert (config.name, config.arena.size, config.arena.frame_size) == ("pagetier", 1 << 30, 1 << 20)
-    assert (config.evict.low, config.evict.high, config.store.reservation_timeout) == (0.005, 0.01, 60.0)
+    assert (config.evict.free, config.disk.stop_timeout, config.store.reservation_timeout) == (0.01, 30.0, 60.0)
     assert (config.access.socket_mode, config.access.users, config.access.groups) == (0o660, (), ())
     assert config.socket.is_absolute()
     assert config.entries == config.arena.frames == 1024
@@ -113,7 +101,7 @@ def test_defaults() -> None:
 def test_each_setting_from_file_variable_and_flag(path: str, file: Path) -> None:
     raw, typed = TYPED[path]
     needed = NEEDS.get(path, path)
-    given = {path: raw, needed: raw if path.startswith("evict") else TYPED[needed][0]}
+    given = {path: raw, needed: TYPED[needed][0]}
     named = {field.path: field for field in fields()}
     file.write_text("".join(f'{name} = "{value}"\n' for name, value in given.items()))
     flags: dict[str, str | None] = dict(given)
@@ -129,20 +117,21 @@ def test_toml_numbers_and_lists_are_accepted(file: Path) -> None:
         [arena]
         size = 1_048_576
         frame_size = 0x1000
-        threads = 2
+        [index]
+        entries = 7
         [evict]
-        low = 0
-        high = 0.5
-        [store]
-        reservation_timeout = 1.5
+        free = 0
+        keep_share = 0.25
+        [disk]
+        stop_timeout = 1.5
         [access]
         users = ["root", 1234, "1234", 0, "2000-2999"]
         groups = []
         """
     )
     config = load(file, {}, {})
-    assert (config.arena.size, config.arena.frame_size, config.arena.threads) == (1 << 20, 4096, 2)
-    assert (config.evict.low, config.evict.high, config.store.reservation_timeout) == (0.0, 0.5, 1.5)
+    assert (config.arena.size, config.arena.frame_size, config.index.entries) == (1 << 20, 4096, 7)
+    assert (config.evict.free, config.evict.keep_share, config.disk.stop_timeout) == (0.0, 0.25, 1.5)
     assert (config.access.users, config.access.groups) == ((id_range(0), id_range(1234), IdRange(2000, 2999)), ())
 
 
@@ -156,9 +145,9 @@ def test_flag_over_variable_over_file(in_file: bool, in_env: bool, in_flags: boo
 
 
 def test_sources_override_single_keys_and_not_whole_tables(file: Path) -> None:
-    file.write_text('[arena]\nsize = "2GiB"\nthreads = 5\nnuma = "interleave"\n')
-    arena = load(file, {"PAGETIER_ARENA_SIZE": "3GiB"}, {"arena.threads": "9"}).arena
-    assert (arena.size, arena.threads, arena.numa) == (3 << 30, 9, "interleave")
+    file.write_text('[arena]\nsize = "2GiB"\nprocess_share = 0.5\nnuma = "interleave"\n')
+    arena = load(file, {"PAGETIER_ARENA_SIZE": "3GiB"}, {"arena.process_share": "0.75"}).arena
+    assert (arena.size, arena.process_share, arena.numa) == (3 << 30, 0.75, "interleave")
 
 
 def test_the_file_can_be_named_by_a_variable(file: Path, tmp_path: Path) -> None:
@@ -177,9 +166,17 @@ def test_variables_without_the_prefix_and_that_of_the_engines_copies_are_ignored
 
 
 def test_shares_and_the_arena_can_be_percentages() -> None:
-    config = load(None, {}, {"evict.low": "1%", "evict.high": "5%", "arena.size": "25%"})
-    assert (config.evict.low, config.evict.high) == (0.01, 0.05)
+    config = load(None, {}, {"evict.free": "1%", "arena.process_share": "50%", "arena.size": "25%"})
+    assert (config.evict.free, config.arena.process_share) == (0.01, 0.5)
     assert config.arena.size == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+
+
+def test_the_caller_gives_constants_and_the_values_of_what_is_not_given(file: Path) -> None:
+    defaults = Config(name="of-caller", socket=Path("/a.sock"), disk=DiskOptions(environments=2, budget=7))
+    assert ConfigReader(None, {}, {}, defaults).read() == defaults
+    file.write_text("[disk]\nbudget = 9\n")
+    disk = ConfigReader(file, {}, {}, defaults).read().disk
+    assert (disk.environments, disk.budget) == (2, 9)
 
 
 def test_an_empty_list_can_override_a_full_one(file: Path) -> None:

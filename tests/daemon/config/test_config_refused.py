@@ -37,13 +37,11 @@ VALUES = {
     "arena.frame_size": ["300000", "2048"],
     "arena.prefault": ['"popluate"'],
     "arena.huge_pages": ["false"],
-    "arena.threads": ["-1", "4.0"],
     "remote.url": ['"/mnt/pages"'],
-    "index.namespaces": ["0"],
-    "evict.low": ["nan", "-0.1", '"half"', '"500%"', '"5 percent"'],
-    "evict.high": ["1"],
-    "advise.window": ['"0s"'],
-    "store.reservation_timeout": ["[true]", '"0s"', "inf", "2020-01-01", '"99999999999d"'],
+    "index.entries": ["-1", "4.0"],
+    "evict.free": ["1", "nan", "-0.1", '"half"', '"500%"', '"5 percent"'],
+    "disk.sync": ['"0s"'],
+    "remote.timeout": ["[true]", '"0s"', "inf", "2020-01-01", '"99999999999d"'],
     "disk.stop_timeout": ["1e+300"],
     "access.authorize_by": ['"sokcet"'],
     "access.users": ['["no-such-user-here"]', "[4294967295]", "[true]", '["65536-"]', '["9-8"]', "0"],
@@ -57,8 +55,8 @@ VALUES = {
 UNSHOWN = {
     "socket": [f'"/{"x" * 107}"', '"/a\\u0000b"'],
     "arena.size": ["0x" + "f" * 5000, "[" + "{a=" * 100 + "1" + "}" * 100 + "]"],
-    "store.reservation_timeout": ["1" + "0" * 400],
-    "evict.low": ["1" + "0" * 400],
+    "remote.timeout": ["1" + "0" * 400],
+    "evict.free": ["1" + "0" * 400],
 }
 
 
@@ -141,9 +139,27 @@ def test_a_bad_flag_is_named_and_so_is_a_value_that_a_flag_overrides(file: Path)
     assert '"lots"' in refused(file, flags={"arena.size": "1G"})
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("evict.low", "it is evict.free now"),
+        ("match.share", "it is arena.process_share now"),
+        ("advise.window", "it is no setting any more: remove it"),
+        ("disk.environments", "it is no setting any more: remove it"),
+    ],
+)
+def test_a_setting_of_an_earlier_build_is_answered_with_the_new_one(name: str, advice: str, file: Path) -> None:
+    table, _, key = name.partition(".")
+    assert advice in refused(flags={name: "1"})
+    assert advice in refused(env={f"PAGETIER_{table}_{key}".upper(): "1"})
+    for text in (f"[{table}]\n{key} = 1", f"{name} = 1"):
+        file.write_text(text)
+        assert advice in refused(file)
+
+
 def test_only_close_names_are_suggested(file: Path) -> None:
     assert "did you mean" not in refused(env={"PAGETIER_DISK_AHEAD": "0.1"})
-    for text in ("[disk]\nahead = 0.1", "[disk]\npatience = 1", "[store]\nexpiry = 1", "[cache]\nsize = 1"):
+    for text in ("[disk]\nahead = 0.1", "[disk]\npatience = 1", "[access]\nexpiry = 1", "[cache]\nsize = 1"):
         file.write_text(text)
         assert "did you mean" not in refused(file)
 
@@ -179,8 +195,6 @@ MANY = ",".join(f"/n{number}" for number in range(DISK_DEVICES + 1))
     [
         ({"arena.frame_size": "2MiB", "arena.size": "1MiB"}, ["arena.size = 1MiB", "arena.frame_size = 2MiB"]),
         ({"arena.size": "16TiB"} | IN_4K, ["frames"]),
-        ({"evict.low": "5%"}, ["evict.low = 0.05", "evict.high"]),
-        ({"evict.low": "0.5"}, ["evict.low = 0.5 (flag --set evict.low)", "evict.high = 0.01 (default)"]),
         *(
             ({"access.authorize_by": "socket", f"access.{key}": "7-8"}, [f"access.{key} = 7-8", "access.authorize_by"])
             for key in ("users", "groups", "watch_users", "watch_groups")
@@ -198,7 +212,7 @@ MANY = ",".join(f"/n{number}" for number in range(DISK_DEVICES + 1))
         ({"disk.path": "/n0/p,/n0/p/q", "disk.size": "1G"}, ["disk-path", "twice"]),
         ({"disk.path": MANY, "disk.size": "1G"}, ["disk-path", f"at most {DISK_DEVICES}"]),
         (DISK, ["disk.size = 1MiB", "environment"]),
-        (DISK | IN_4K | {"disk.environments": "2", "disk.size": "500KiB"}, ["disk.size", "at least 1MiB"]),
+        (DISK | IN_4K | {"disk.size": "500KiB"}, ["disk.size", "at least 2MiB"]),
         (DISK | {"disk.size": "65TiB"}, ["disk.size", "at most 64TiB"]),
         (DISK | IN_4K | {"disk.size": "8TiB", "index.entries": "0"}, ["disk.size", "4KiB"]),
         ({"remote.url": "ftp://host/x"}, ["remote.url", "s3://"]),
@@ -219,7 +233,7 @@ def test_settings_that_do_not_fit_each_other_are_all_named(flags: dict[str, str]
     [
         {"access.authorize_by": "socket", "access.users": ""},
         {"disk.path": "", "disk.size": "0"},
-        DISK | IN_4K | {"disk.environments": "2"},
+        DISK | IN_4K | {"disk.size": "2MiB"},
         DISK | IN_4K | {"disk.size": "8TiB", "index.entries": "1000000"},
         {"remote.url": "mooncake://10.0.0.1:50051", "remote.trusted": "yes"},
     ],

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.fields import replaced
@@ -69,28 +70,27 @@ def test_a_disk_tier_is_added_and_removed_by_a_restart_only(other: Config) -> No
 
 def test_resize_changes_sizes() -> None:
     in_force = LiveSettings(WITH_DISK)
-    reported = in_force.resize({"disk.size": "3GiB", "evict.low": "0.2", "evict.high": "0.3"})
-    assert reported.done[:2] == ("evict.low = 0.2", "evict.high = 0.3")
-    assert re.fullmatch(r"disk.size = 3GiB \(room for 3.0 GiB in [0-9,]+ frames\)", reported.done[2])
-    assert in_force.config.evict == EvictOptions(low=0.2, high=0.3)
-    assert in_force.take(WITH_DISK).done[:2] == ("evict.low = 0.005", "evict.high = 0.01")
+    reported = in_force.resize({"disk.size": "3GiB", "evict.free": "0.3"})
+    assert reported.done[0] == "evict.free = 0.3"
+    assert re.fullmatch(r"disk.size = 3GiB \(room for 3.0 GiB in [0-9,]+ frames\)", reported.done[1])
+    assert in_force.config.evict == EvictOptions(free=0.3)
+    assert in_force.take(WITH_DISK).done[0] == "evict.free = 0.01"
 
 
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
-        ({"arena.size": "1GiB"}, "arena.size: cannot be resized; only disk.size, evict.low, evict.high can"),
+        ({"arena.size": "1GiB"}, "arena.size: cannot be resized; only disk.size, evict.free can"),
         ({"disk.size": "lots"}, 'resize: disk.size: "lots" is not a size'),
-        ({"evict.low": "0.5"}, "evict.low = 0.5 (resize: evict.low) is more than evict.high = 0.01 (in force)"),
         ({"disk.size": "0"}, "disk.size: only a restart of the daemon adds or removes a disk tier"),
-        ({"disk.size": "0 KiB", "evict.high": "0.5"}, "disk.size: only a restart of the daemon adds or removes"),
+        ({"disk.size": "0 KiB", "evict.free": "0.5"}, "disk.size: only a restart of the daemon adds or removes"),
         (
             {"disk.size": "1MiB"},
             "disk.size = 1MiB (resize: disk.size) has no room for a page in each environment: at least",
         ),
         ({"disk.size": "100KiB"}, "at least 6MiB"),
         ({"disk.size": "9PiB"}, "is more than can be mapped: at most 64TiB"),
-        ({"evict.high": "2"}, "is not a share"),
+        ({"evict.free": "2"}, "is not a share"),
     ],
 )
 def test_an_invalid_resize_changes_nothing(texts: dict[str, str], words: str) -> None:
@@ -111,5 +111,5 @@ def test_a_size_that_is_valid_only_after_a_restart_is_rejected() -> None:
     in_force = LiveSettings(Config(disk=disk))
     in_force.follow(lambda config: pytest.fail("reported"))
     with pytest.raises(ConfigError, match=r"no room for a page in each environment: .*; settings that need a restart"):
-        in_force.take(Config(disk=replaced(Config(disk=disk), {"disk.size": (8 << 20,), "disk.environments": 1}).disk))
+        in_force.take(Config(disk=structs.replace(disk, size=(8 << 20,), environments=1)))
     assert in_force.config.disk == disk

@@ -48,19 +48,19 @@ def resize(disk: DiskDaemon, mib: int) -> str:
 
 
 def test_sighup_reloads_the_file(daemon: RunningDaemon) -> None:
-    reported = daemon.reload('[log]\nlevel = "warning"\n[index]\nnamespaces = 7\n')
-    assert "log.level = warning; only a restart changes index.namespaces" in reported
+    reported = daemon.reload('[log]\nlevel = "warning"\n[index]\nentries = 256\n')
+    assert "log.level = warning; only a restart changes index.entries" in reported
     with daemon.client():
         pass
     assert "level=info name=pagetierd event=stopped" not in daemon.log.read_text()
-    reported = daemon.reload('[log]\nlevel = "debug"\n[evict]\nhigh = 0.5\nlow = 0.4\n[index]\nnamespaces = 7\n')
-    assert "evict.low = 0.4" in reported
+    reported = daemon.reload('[log]\nlevel = "debug"\n[evict]\nfree = 0.4\n[index]\nentries = 256\n')
+    assert "evict.free = 0.4" in reported
     assert "level=warning" in reported
 
 
 def test_an_invalid_file_changes_nothing_and_its_key_is_named(daemon: RunningDaemon) -> None:
-    reported = daemon.reload('[log]\nlevel = "debug"\n[evict]\nhigh = "lots"\n', "event=reload_refused")
-    assert f"{daemon.config}: evict.high" in reported
+    reported = daemon.reload('[log]\nlevel = "debug"\n[evict]\nfree = "lots"\n', "event=reload_refused")
+    assert f"{daemon.config}: evict.free" in reported
     assert "level=error" in reported
     assert "nested too deeply" in daemon.reload("x = " + "[" * 3000 + "]" * 3000, "event=reload_refused")
     daemon.config.unlink()
@@ -108,9 +108,9 @@ def test_a_larger_evict_share_frees_memory(disk: DiskDaemon) -> None:
     with Engine(disk) as engine:
         disk.store_through(engine, range(FRAMES))
         assert disk.snapshot().tiers.memory.pages >= FRAMES - 1
-        reported = disk.pagetier("resize", "--evict-low", "0.5", "--evict-high", "0.75")
+        reported = disk.pagetier("resize", "--evict-free", "0.75")
         assert reported.exit_code == 0, reported.output
-        assert reported.output == "evict.low = 0.5\nevict.high = 0.75\n"
+        assert reported.output == "evict.free = 0.75\n"
         assert eventually(lambda: disk.snapshot().tiers.memory.pages == FRAMES // 4)
         assert engine.places(range(FRAMES))["nowhere"] == 0
 
@@ -135,7 +135,7 @@ def test_invalid_sizes_are_rejected(disk: DiskDaemon) -> None:
     for words, code in (
         ([], 2),
         (["--disk-size", "lots"], 2),
-        (["--set", "evict.high=2"], 2),
+        (["--set", "evict.free=2"], 2),
         (["--disk-size", "0"], 1),
     ):
         assert disk.pagetier("resize", *words).exit_code == code, words

@@ -155,7 +155,7 @@ def test_a_daemon_killed_while_it_reads_and_writes() -> None:
                 engine.attach()
                 assert daemon.findings() == []
                 assert engine.available_pages(numbers[:10])[1] == 10
-                # Pages of a dead process are unavailable for the time of store.quarantine.
+                # Pages of a dead process are unavailable for the time of the quarantine.
                 assert eventually(lambda: engine.fetch(numbers[:10]) == [FetchOutcome.IN_MEMORY] * 10)
                 assert engine.places(numbers[:10]) == {"memory": 10}
 

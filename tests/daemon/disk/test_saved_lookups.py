@@ -95,7 +95,7 @@ def test_a_damaged_file_is_ignored_with_one_line(mutilate: Callable[[Path], None
 
 
 def test_a_tier_without_room_keeps_its_size() -> None:
-    with DiskDaemon(FRAMES, "4MiB", "--set", "disk.environments=1") as daemon:
+    with DiskDaemon(FRAMES, "4MiB", "--constant", "disk.environments=1") as daemon:
         serve_all(daemon)
         advice_after(daemon, len(PROMPTS))
         filler = daemon.disk / "lookups.tmp"

@@ -44,7 +44,7 @@ def store_each(engine: Engine, numbers: Iterable[int]) -> None:
 
 
 def test_evict_writes_the_coldest_ahead_of_need(turns: Turns) -> None:
-    writes_ahead = DiskDaemon(FRAMES, "64MiB", "--set", "disk.write_behind=0.25", before=turns.before)
+    writes_ahead = DiskDaemon(FRAMES, "64MiB", "--constant", "disk.write_behind=0.25", before=turns.before)
     with writes_ahead as daemon, Engine(daemon) as engine:
         engine.store(range(16))
         turns.pass_by(_TO_WRITE)
@@ -102,7 +102,7 @@ def test_second_writes_pages_that_were_used_again(turns: Turns) -> None:
 
 @pytest.mark.parametrize("write", ["evict", "through", "second"])
 def test_a_disk_smaller_than_memory_is_not_written_again_and_again(write: str, turns: Turns) -> None:
-    flags = ("--set", f"disk.write={write}", "--set", "disk.write_behind=0.9")
+    flags = ("--set", f"disk.write={write}", "--constant", "disk.write_behind=0.9")
     with DiskDaemon(128, "8MiB", *flags, before=turns.before) as daemon, Engine(daemon) as engine:
         engine.store(range(120))
         assert engine.places(range(120)) == {"memory": 120}
@@ -138,7 +138,7 @@ def budgeted(daemon: DiskDaemon, engine: Engine) -> tuple[list[range], list[int]
 
 
 def test_a_budget_is_spent_on_whole_prefixes() -> None:
-    flags = ("--set", "disk.write_behind=0.25", "--set", f"disk.budget={100 * 60_000}")
+    flags = ("--constant", "disk.write_behind=0.25", "--set", f"disk.budget={100 * 60_000}")
     with DiskDaemon(FRAMES, "64MiB", *flags) as daemon, Engine(daemon) as engine:
         chains, reached = budgeted(daemon, engine)
         assert daemon.until(lambda disk: disk.budget and disk.budget.skipped_bytes), daemon.reported()

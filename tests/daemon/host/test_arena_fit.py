@@ -86,7 +86,7 @@ def test_a_daemon_that_is_said_to_fit_into_a_control_group_is_not_killed_in_it(
     given: list[str], tmp_path: Path
 ) -> None:
     """With pages as large as a transaction and many environments, the worker's heap has its largest size."""
-    disk = ("--disk-path", str(tmp_path / "disk"), "--disk-size", "2GiB", "--set", "disk.environments=16")
+    disk = ("--disk-path", str(tmp_path / "disk"), "--disk-size", "2GiB", "--constant", "disk.environments=16")
     flags = ("--set", f"metrics.listen={tmp_path / 'metrics'}", *disk)
     with limited(LIMIT) as group:
         sizes = ("--set", "arena.frame_size=1MiB", "--arena-size", "2GiB")

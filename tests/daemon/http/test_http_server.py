@@ -166,7 +166,7 @@ def test_a_user_reads_ahead_at_most_a_share_of_the_arena(share: float, most: int
     ask(1, 5)
     assert offered == [most, 2] and not answers
     ask(1, 1)
-    assert answers[-1].outcomes == bytes([FetchOutcome.NO_ROOM]) and "store.share" in answers[-1].reason
+    assert answers[-1].outcomes == bytes([FetchOutcome.NO_ROOM]) and "arena.process_share" in answers[-1].reason
     ask(2, 1)
     assert offered[-1] == most, "users have their own shares"
     waiting[0](Fetched(1, b""))  # type: ignore[operator]

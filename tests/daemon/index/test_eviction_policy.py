@@ -23,7 +23,7 @@ from replay_command import Chain, replay_json, write_trace
 from running_daemon import RunningDaemon
 from virtual_time_loop import OwnTimeLoop
 
-FLAGS = ("--set=evict.low=0", "--set=evict.high=0")
+FLAGS = ("--set=evict.free=0",)
 LEARNED = {"choosing", "following lru"}
 DEFAULT, LRU = "", '[evict]\npolicy = "lru"\n'
 

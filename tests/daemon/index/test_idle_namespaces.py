@@ -22,8 +22,8 @@ from running_daemon import RunningDaemon, namespace
 from virtual_time_loop import OwnTimeLoop
 
 TABLE = 8
-IDLE = ("--set", f"index.namespaces={TABLE}", "--set", "index.namespace_idle=2s")
-DAY = ("--set", f"index.namespaces={TABLE}", "--set", "index.namespace_idle=1d")
+IDLE = ("--constant", f"index.namespaces={TABLE}", "--constant", "index.namespace_idle=2")
+DAY = ("--constant", f"index.namespaces={TABLE}", "--constant", "index.namespace_idle=86400")
 
 
 def keys_of(name: str) -> Keys:
@@ -68,7 +68,7 @@ def test_an_idle_namespace_makes_room_for_a_new_one(full: tuple[RunningDaemon, C
 
 def test_new_namespaces_replace_idle_ones_as_fast_as_they_come() -> None:
     """Regression: of a full table 20 namespaces a second were dropped, and stores of all other new ones rejected."""
-    daemon = RunningDaemon("16MiB", "4KiB", "--set", "index.namespaces=256")
+    daemon = RunningDaemon("16MiB", "4KiB", "--constant", "index.namespaces=256")
     daemon.config.touch()
     with daemon, daemon.client() as client:
         for number in range(256):
@@ -84,14 +84,14 @@ def test_recently_used_namespaces_make_no_room(full: tuple[RunningDaemon, Client
     for name in ("new", "newer"):
         refused = client.store(keys_of(name), [b"x"] * 2)
         assert "the table of 8 namespaces is full" in refused.reason
-        assert "unused for 1d are dropped: retry, or lower index.namespace_idle" in refused.reason
+        assert "unused for 1d are dropped: retry later, or use fewer namespaces at once" in refused.reason
     assert eventually(lambda: bool(daemon.lines("event=namespaces_full")))
     assert all(has(client, str(number)) for number in range(TABLE))
     metrics = scrape(tmp_path / "metrics")
     assert value(metrics, "pagetier_namespaces_rejected_total") == 2
     assert value(metrics, "pagetier_namespaces_dropped_total") == 0
     (line,) = daemon.lines("event=namespaces_full")  # a line a minute is enough
-    assert "lower index.namespace_idle or raise index.namespaces (stop and start)" in line
+    assert "let engines use fewer namespaces at once" in line
 
 
 @pytest.mark.parametrize("full", [DAY], indirect=True)
@@ -105,7 +105,7 @@ def test_a_flushed_namespace_makes_room_at_once(full: tuple[RunningDaemon, Clien
 
 
 def test_pages_of_a_dropped_namespace_are_not_back_after_a_restart() -> None:
-    daemon = DiskDaemon(16, "64MiB", "--set", "index.namespaces=1")
+    daemon = DiskDaemon(16, "64MiB", "--constant", "index.namespaces=1")
     daemon.config.touch()
     with daemon, Engine(daemon) as engine, daemon.client() as client:
         daemon.store_through(engine, range(8))
@@ -132,7 +132,7 @@ def test_doctor_warns_of_a_table_that_is_nearly_full(full: tuple[RunningDaemon, 
         return str(line)
 
     assert finding().startswith("warning") and "8 of 8 namespaces have pages" in finding()
-    assert "lower index.namespace_idle (a reload applies it), or raise index.namespaces (stop and start)" in finding()
+    assert "let engines use fewer namespaces" in finding()
     for name in ("5", "6"):
         digest = keys_of(name).namespace.digest.hex()
         daemon.pagetier("flush", "--namespace", digest, "--yes")

@@ -57,7 +57,6 @@ def test_two_daemons_cannot_use_the_same_segments(tmp_path: Path) -> None:
         ("arena.size", "32MiB", "512 frames"),
         ("arena.frame_size", "128KiB", "131072 bytes"),
         ("index.entries", "1000", "1000 pages"),
-        ("index.namespaces", "7", "7 namespaces"),
     ],
 )
 def test_a_restart_with_other_sizes_is_refused(left: RunningDaemon, setting: str, value: str, reason: str) -> None:

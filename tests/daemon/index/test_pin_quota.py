@@ -75,7 +75,7 @@ def test_each_attachment_at_the_quota_is_logged_once(caplog: pytest.LogCaptureFi
         index.has(4)
         quota.check()
     assert [line.getMessage() for line in caplog.records] == [
-        "process 103 (engine 3) has reached its quota of pinned pages (match.share): its matches end there"
+        "process 103 (engine 3) has reached its quota of pinned pages (arena.process_share): its matches end there"
     ]
     index.slots.clear()
     quota.check()
@@ -137,7 +137,7 @@ def test_a_process_of_another_pid_namespace_is_named_by_slot_and_user(caplog: py
 
 @pytest.fixture
 def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon(str(FRAMES * FRAME), str(FRAME), "--set", "match.share=0.5") as daemon:
+    with RunningDaemon(str(FRAMES * FRAME), str(FRAME), "--set", "arena.process_share=0.5") as daemon:
         yield daemon
 
 

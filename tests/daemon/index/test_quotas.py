@@ -107,7 +107,7 @@ def test_a_process_has_room_for_certain_as_far_as_its_pages_were_counted() -> No
 @pytest.mark.parametrize(
     ("share", "sizes", "reason"),
     [
-        (0.5, [FRAME, 1001 * FRAME], f"store.share allows {1000 * FRAME} of the arena to a process"),
+        (0.5, [FRAME, 1001 * FRAME], f"arena.process_share allows {1000 * FRAME} of the arena to a process"),
         (0.5, [FRAME, 2001 * FRAME], f"the arena has {2000 * FRAME}: set a larger arena.size"),
         (0.0, [FRAME, 2001 * FRAME], f"the arena has {2000 * FRAME}: set a larger arena.size"),
     ],
@@ -117,13 +117,13 @@ def test_the_reason_names_the_limit_that_a_page_exceeds(share: float, sizes: lis
     answer = bounds.why_refused(sizes[1])
     assert answer.startswith(f"a page of {sizes[1]} bytes never fits, and waiting does not help: ")
     assert reason in answer
-    assert "quota of reserved and unwritten pages: store.share" in bounds.why_refused(1000 * FRAME)
+    assert "quota of reserved and unwritten pages: arena.process_share" in bounds.why_refused(1000 * FRAME)
 
 
 def test_a_page_that_exceeds_a_limit_is_said_to_never_fit() -> None:
     """Through all layers: an empty arena, and one page that exceeds the quota of a process."""
     with RunningDaemon("64MiB", "64KiB") as daemon, daemon.client() as client:
-        for size, limit in (60 << 20, "store.share allows"), (65 << 20, "set a larger arena.size"):
+        for size, limit in (60 << 20, "arena.process_share allows"), (65 << 20, "set a larger arena.size"):
             with client.reserve(namespace().keys(range(16)), size) as room:
                 refused = room.publish()
             assert refused.refused == 1
@@ -145,7 +145,7 @@ def test_without_a_quota_everything_is_allowed() -> None:
 
 @pytest.fixture
 def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon(str(FRAMES * FRAME), str(FRAME), "--set", "store.share=0.5") as daemon:
+    with RunningDaemon(str(FRAMES * FRAME), str(FRAME), "--set", "arena.process_share=0.5") as daemon:
         yield daemon
 
 

@@ -62,7 +62,7 @@ def shares_become(daemon: RunningDaemon, *wanted: int) -> bool:
 def daemon(tmp_path: Path) -> Iterator[RunningDaemon]:
     """Yields a daemon that evicts on demand only and in the order of LRU, with quotas."""
     flags = ("--set", "evict.policy=lru", "--set", f"metrics.listen={tmp_path / 'metrics'}")
-    daemon = RunningDaemon(str(FRAMES * FRAME), str(FRAME), "--set", "evict.low=0", "--set", "evict.high=0", *flags)
+    daemon = RunningDaemon(str(FRAMES * FRAME), str(FRAME), "--set", "evict.free=0", *flags)
     daemon.config.write_text(QUOTA)
     with daemon:
         yield daemon
@@ -119,9 +119,7 @@ def test_a_minimum_may_take_all_entries_of_a_small_index() -> None:
         str(FRAMES * FRAME),
         str(FRAME),
         "--set",
-        "evict.low=0",
-        "--set",
-        "evict.high=0",
+        "evict.free=0",
         "--set",
         "index.entries=64",
     )

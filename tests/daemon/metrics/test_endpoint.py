@@ -33,7 +33,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def daemon(place: Path, turns: Turns) -> Iterator[RunningDaemon]:
-    flags = ("--set", f"metrics.listen={place}", "--set", "metrics.namespaces=2")
+    flags = ("--set", f"metrics.listen={place}", "--constant", "metrics.namespaces=2")
     with RunningDaemon("1MiB", "64KiB", *flags, before=turns.before) as running:
         yield running
 

@@ -190,7 +190,7 @@ for request in (Attach(BUILD, 1, "nobody"), Observe(BUILD)):
 _ASK = """
 link = Link(Path(sys.argv[1]), 5.0)
 link.greet(Observe(BUILD), 5.0)
-for request in (Save(1), Flush(2, None), Check(3), Resize(4, {"evict.high": "0.5"})):
+for request in (Save(1), Flush(2, None), Check(3), Resize(4, {"evict.free": "0.5"})):
     print(type(link.ask(request, 5.0)).__name__)
 """
 
