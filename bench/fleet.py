@@ -61,7 +61,7 @@ class Bench:
         self.fleet = open_fleet(options)
         stack.callback(self.fleet.close)
         self.bare: BareClient = BareS3(server) if isinstance(server, S3Server) else BareMooncake(server, self._memory)
-        more = ["--set", f"remote.key_file={path}"] if path else ["--set", "remote.trusted=yes"]
+        more = ["--set", f"remote.key_file={path}"] if path else []
         arena = ("--arena-size", "512MiB", "--set", "arena.frame_size=1MiB", "--set", "remote.write=never")
         limits = ("--set", f"remote.timeout={LONG_S:g}s", "--set", "remote.ask_timeout=5s")
         self.scene = stack.enter_context(FleetScene(server.url, self.prefix, *arena, *limits, *more))

@@ -20,7 +20,7 @@ from pagetier.shm._core import Observer
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import BUILD, Flush, Flushed, Observe
 from pagetier.shm.segment_files import observe_and_close
-from store_servers import BUCKET, MooncakeServers, S3Server
+from store_servers import BUCKET, MooncakeServers, S3Server, with_parameters
 
 _CALL_S = 10.0
 
@@ -29,7 +29,7 @@ class FleetScene(Stage):
     """A daemon with a fleet."""
 
     def __init__(self, url: str, prefix: str, *more: str) -> None:
-        super().__init__("--set", f"remote.url={url}", "--set", f"remote.prefix={prefix}", *more)
+        super().__init__("--set", f"remote.url={with_parameters(url, prefix=prefix, trusted='yes')}", *more)
 
     def wait_open(self) -> None:
         """Waits until the fleet is open."""

@@ -38,6 +38,7 @@ def hint_for_path(path: str, paths: Sequence[str]) -> str:
 _FORMER: Final = {
     "evict_low": "evict.free",
     "evict_high": "evict.free",
+    **{f"remote_{name}": f"remote.url, ?{name}=..." for name in ("buffers", "compress", "prefix", "trusted")},
     "store_share": "arena.process_share",
     "match_share": "arena.process_share",
     **dict.fromkeys(("advise_window", "arena_threads", "index_namespaces", "index_namespace_idle"), ""),

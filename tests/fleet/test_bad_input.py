@@ -17,7 +17,7 @@ from host_events.clock import Clock
 from pagetier.tiers.base import TierError
 from pagetier.tiers.fleet.open_fleet import open_fleet
 from pagetier.tiers.worker_protocol import FleetOptions
-from store_servers import BUCKET, S3Server
+from store_servers import BUCKET, S3Server, with_parameters
 from tls_front import tls_front
 
 SIZE = 100_000
@@ -37,8 +37,8 @@ def test_a_certificate_that_is_not_trusted_is_named_and_can_be_trusted(s3: S3Ser
 def test_clocks_that_disagree_close_the_fleet_until_they_agree(s3: S3Server, prefix: str, tmp_path: Path) -> None:
     clock = Clock(tmp_path / "clock")
     with ExitStack() as stack:
-        more = ("--set", f"remote.prefix={prefix}", "--set", "remote.timeout=5s", "--set", "remote.ask_timeout=1s")
-        host = FleetHost(s3.url, stack, *more, before=clock.before)
+        more = ("--set", "remote.timeout=5s", "--set", "remote.ask_timeout=1s")
+        host = FleetHost(with_parameters(s3.url, prefix=prefix), stack, *more, before=clock.before)
         host.share("far", pages_of(1, SIZE))
         host.daemon.drop_all_pages()
         clock.jump(HOUR_S)

@@ -20,7 +20,7 @@ from pagetier.client import Client, Keys
 from pagetier.tiers.base import PageName
 from pagetier.tiers.fleet.objects import HEADER_BYTES, object_name
 from pagetier.tiers.worker_protocol import FleetOptions
-from store_servers import MooncakeServers, S3Server
+from store_servers import MooncakeServers, S3Server, with_parameters
 
 FRAME = 64 << 10
 SIZES = [1, FRAME - 1, FRAME, FRAME + 1, 60 << 20]
@@ -57,10 +57,10 @@ def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("hosts")
     path = str(key_file(folder)) if keyed else ""
     prefix = f"hosts-{folder.name}-{request.param}"
-    more = ["--set", f"remote.prefix={prefix}", *PATIENT]
+    url, more = with_parameters(server.url, prefix=prefix), [*PATIENT]
     more += ["--set", f"remote.key_file={path}"] if keyed else []
     with ExitStack() as stack:
-        first, second = (FleetHost(server.url, stack, *more, arena="192MiB") for _ in range(2))
+        first, second = (FleetHost(url, stack, *more, arena="192MiB") for _ in range(2))
         objects = OpenedFleet(FleetOptions(url=server.url, prefix=prefix, key_file=path, timeout_s=20, buffers=4 << 20))
         stack.callback(objects.fleet.close)
         yield Fleet(first, second, objects)
@@ -163,8 +163,8 @@ def test_pages_of_another_key_are_misses(fleet: Fleet, tmp_path: Path) -> None:
     page = pages_of(2, SMALL)
     fleet.first.share("own key", page)
     with ExitStack() as stack:
-        more = ("--set", f"remote.prefix={options.prefix}", "--set", f"remote.key_file={other}", *PATIENT)
-        host = FleetHost(options.url, stack, *more)
+        more = ("--set", f"remote.key_file={other}", *PATIENT)
+        host = FleetHost(with_parameters(options.url, prefix=options.prefix), stack, *more)
         assert host.load("own key", 2, SMALL).pages == 0
         assert eventually(lambda: host.report.foreign == 2, LONG_S), host.report
         assert "remote.key_file" in host.report.note

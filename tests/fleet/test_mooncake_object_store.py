@@ -30,7 +30,7 @@ class TestMooncake(StoreConformance):
 
 
 def test_pages_without_a_key_need_trust(options: FleetOptions) -> None:
-    with pytest.raises(TierError, match=r"set remote.key_file, or remote.trusted"):
+    with pytest.raises(TierError, match=r"set remote.key_file, or trusted=yes"):
         open_fleet(structs.replace(options, trusted=False))
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.parse import urlencode
 
 from eventually import eventually
 from free_ports import free_ports
@@ -22,6 +23,11 @@ _LISTENING = "0A"  # the state of a socket in /proc
 STORES = Path(__file__).parents[2] / ".engines" / "fleet" / "bin"
 """The programs of the environment with the stores."""
 _ALL = [{"name": "test", "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}], "actions": ["Admin"]}]
+
+
+def with_parameters(url: str, **parameters: str) -> str:
+    """Returns a fleet's URL with further parameters."""
+    return f"{url}{'&' if '?' in url else '?'}{urlencode(parameters)}"
 
 
 class ServerProcess:

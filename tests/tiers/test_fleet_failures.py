@@ -313,7 +313,7 @@ def test_a_page_larger_than_all_buffers_is_refused_at_once(opened: OpenedFleet, 
     written = opened.fleet.write([], [page])
     result, _ = read_from(opened.fleet, page)
     assert clock.now == began
-    assert written.reasons == ("no bounce buffer for a page of 2097152 bytes: larger than remote.buffers",)
+    assert written.reasons == ("no bounce buffer for a page of 2097152 bytes: larger than all of them",)
     assert result.outcome is ReadOutcome.FAILED
 
 

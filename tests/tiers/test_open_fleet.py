@@ -24,12 +24,15 @@ from pagetier.tiers.worker_protocol import FleetOptions
         ("/mnt/pages", "no store that pagetier knows"),
         ("s3:///pages", "names no s3 store"),
         ("s3://user:secret@bucket", "contains a password: put credentials into"),
-        ("s3://bucket?endpoints=x", "unknown parameter 'endpoints': known are endpoint, region"),
+        (
+            "s3://bucket?endpoints=x",
+            "unknown parameter 'endpoints': known are buffers, compress, endpoint, prefix, region, trusted",
+        ),
         ("file://host/pages", "has three slashes"),
         ("file:///tmp?x=1", "unknown parameter 'x'"),
         ("mooncake://host:port", "is no URL"),
         ("mooncake://", "names no mooncake store"),
-        ("mooncake://10.0.0.1:50051", "set remote.key_file, or remote.trusted"),
+        ("mooncake://10.0.0.1:50051", "set remote.key_file, or trusted=yes"),
         ("python://", "names no python store"),
     ],
 )

@@ -18,6 +18,8 @@ PARAMETERS: Final = {
     "mooncake": frozenset({"protocol", "hostname", "replicas", "devices"}),
     "python": None,
 }
+OWN: Final = ("buffers", "compress", "prefix", "trusted")
+"""Parameters that every URL may have; the daemon makes options of them."""
 _EXAMPLES: Final = "s3://BUCKET/PREFIX, mooncake://HOST:PORT, file:///FOLDER or python://MODULE:CLASS"
 
 
@@ -37,18 +39,17 @@ def check_options(options: FleetOptions) -> SplitResult:
     if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
         raise TierError("remote.url of a folder has three slashes and an absolute path: write file:///mnt/pages")
     known = PARAMETERS[parts.scheme]
-    unknown = sorted(set(dict(parse_qsl(parts.query))) - known) if known is not None else []
-    if unknown:
+    if known is not None and (unknown := sorted(set(dict(parse_qsl(parts.query))) - known)):
         raise TierError(
-            f"remote.url has an unknown parameter {unknown[0]!r}: known are {', '.join(sorted(known or ()))}"
+            f"remote.url has an unknown parameter {unknown[0]!r}: known are {', '.join(sorted({*known, *OWN}))}"
         )
     if parts.scheme == "mooncake" and not (options.key_file or options.trusted):
         raise TierError(
-            "Mooncake shows pages to everybody who reaches its port: set remote.key_file, or remote.trusted"
+            "Mooncake shows pages to everybody who reaches its port: set remote.key_file, or trusted=yes in remote.url"
         )
     parts_of_prefix = options.prefix.split("/")
     if parts_of_prefix[0] == UNFINISHED or any(part in ("", ".", "..") for part in parts_of_prefix):
-        raise TierError(f"remote.prefix cannot be {options.prefix!r}: write a name such as 'pagetier'")
+        raise TierError(f"the prefix in remote.url cannot be {options.prefix!r}: write a name such as 'pagetier'")
     return parts
 
 

@@ -55,7 +55,7 @@ class ObjectCalls:
         nbytes = HEADER_BYTES + size
         buffer = self._buffers.lend(nbytes, deadline.left)
         if buffer is None:
-            why = "all bounce buffers are in use" if nbytes <= self._buffers.nbytes else "larger than remote.buffers"
+            why = "all bounce buffers are in use" if nbytes <= self._buffers.nbytes else "larger than all of them"
             raise LateError(f"no bounce buffer for a page of {size} bytes: {why}")
         return buffer
 

@@ -49,7 +49,7 @@ class ObjectJudge:
         """What an administrator should know of the objects, "" if nothing."""
         if self.foreign:
             return "objects were written with another fleet key: compare remote.key_file"
-        return "objects are of another version: choose another remote.prefix" if self._other_versions else ""
+        return "objects are of another version: choose another prefix in remote.url" if self._other_versions else ""
 
     def judge(
         self, name: PageName, size: int, frames: Sequence[memoryview], length: int, data: memoryview

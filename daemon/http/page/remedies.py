@@ -19,7 +19,7 @@ REMEDIES: Final = {
     "disk_unwritten": "Engines compute these pages again. Check the disk before the next stop.",
     "fleet_down": _DOCTOR,
     "fleet_given_up": _DOCTOR,
-    "fleet_note": "Compare remote.key_file on all hosts, or choose another remote.prefix.",
+    "fleet_note": "Compare remote.key_file on all hosts, or choose another prefix in remote.url.",
     "fleet_trouble": _DOCTOR,
     "fleet_write_trouble": _DOCTOR,
     "frame_size": "Set arena.frame_size to the size in the line, and restart the daemon.",

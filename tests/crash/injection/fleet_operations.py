@@ -23,7 +23,7 @@ class WithFleet(Operation):
     def flags_in(cls, folder: Path) -> tuple[str, ...]:
         (folder / "fleet").mkdir()
         limits = "--set", "remote.ask_timeout=2s", "--set", "remote.timeout=5s"
-        return "--set", f"remote.url=file://{folder}/fleet", *limits, "--set", "remote.buffers=1MiB"
+        return "--set", f"remote.url=file://{folder}/fleet?buffers=1MiB", *limits
 
     def prepare(self) -> None:
         self.pages = self.scene.numbers(FEW)

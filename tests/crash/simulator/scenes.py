@@ -15,6 +15,7 @@ from pagetier.client import Keys
 from pagetier.shm._core import SLOTS
 from pagetier.tiers.capacity import StoreName
 from running_daemon import namespace
+from store_servers import with_parameters
 
 FRAME: Final = 4096
 MIB: Final = 1 << 20
@@ -116,8 +117,11 @@ class SimulatedScene(msgspec.Struct, frozen=True, kw_only=True):
             flags += [f"--set=disk.write={self.disk_write}", f"--set=disk.store={self.store}"]
             flags += ["--constant=disk.environments=2", "--set=disk.stop_timeout=1ms"]
         if self.fleet_url:
-            flags += [f"--set=remote.url={self.fleet_url}", f"--set=remote.timeout={FLEET_TIMEOUT_S}s"]
-            flags += ["--set=remote.ask_timeout=0.2s", "--set=remote.buffers=8MiB"]
+            flags += [
+                f"--set=remote.url={with_parameters(self.fleet_url, buffers='8MiB')}",
+                f"--set=remote.timeout={FLEET_TIMEOUT_S}s",
+            ]
+            flags += ["--set=remote.ask_timeout=0.2s"]
         return flags
 
     def drawn(self, seed: int) -> SimulatedScene:

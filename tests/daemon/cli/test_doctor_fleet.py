@@ -36,8 +36,8 @@ def patient(url: str, **settings: object) -> RemoteOptions:
     return structs.replace(RemoteOptions(url=url, timeout=LONG_S, ask_timeout=LONG_S), **settings)
 
 
-def slow(store: Path, **settings: object) -> RemoteOptions:
-    return patient(f"python://slow_folder_store:SlowFolder{store}", **settings)
+def slow(store: Path, parameters: str = "", **settings: object) -> RemoteOptions:
+    return patient(f"python://slow_folder_store:SlowFolder{store}{parameters}", **settings)
 
 
 def only(remote: RemoteOptions) -> Result:
@@ -64,7 +64,7 @@ def test_a_fleet_that_is_only_read_is_not_written(store: Path) -> None:
 
 
 def test_a_small_buffer_is_enough(store: Path) -> None:
-    result = only(patient(f"file://{store}", buffers=1 << 20))
+    result = only(patient(f"file://{store}?buffers=1MiB"))
     assert result.level is Level.OK and "a page of 512.0 KiB is written" in result.text, result
 
 
@@ -86,7 +86,7 @@ def test_a_folder_that_all_users_may_write_to_is_a_warning(store: Path) -> None:
 
 def test_a_store_that_hangs_is_given_up(store: Path) -> None:
     (store / "delay-get").write_text("60")
-    result = only(slow(store, timeout=5.0, buffers=1 << 20))  # a small page is written long before that
+    result = only(slow(store, "?buffers=1MiB", timeout=5.0))  # a small page is written long before that
     assert result.level is Level.PROBLEM
     assert "just written cannot be read: the store did not answer within 5 s" in result.text, result
     assert not list(store.glob("pagetier/*/*")), "the page is removed nevertheless"

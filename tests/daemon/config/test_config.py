@@ -15,6 +15,7 @@ from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.id_ranges import IdRange
 from pagetier.daemon.config.loader import Config, ConfigReader, fields, load
 from pagetier.daemon.config.quota import ShareRange, TenantQuota
+from pagetier.tiers.worker_protocol import FleetOptions
 
 
 def id_range(number: int) -> IdRange:
@@ -46,14 +47,10 @@ TYPED = {
     "remote.url": ("file:///mnt/pages", "file:///mnt/pages"),
     "remote.worker": ("service", "service"),
     "remote.key_file": ("/etc/pagetier/fleet.key", Path("/etc/pagetier/fleet.key")),
-    "remote.trusted": ("yes", "yes"),
-    "remote.prefix": ("mine", "mine"),
     "remote.write": ("never", "never"),
     "remote.rate": ("100MiB", 100 << 20),
     "remote.ask_timeout": ("20ms", 0.02),
     "remote.timeout": ("5s", 5.0),
-    "remote.compress": ("off", "off"),
-    "remote.buffers": ("64MiB", 64 << 20),
     "access.authorize_by": ("socket", "socket"),
     "access.users": ("root, 1234,65536-131071", (id_range(0), id_range(1234), IdRange(65536, 131071))),
     "access.groups": ("root,77-79", (id_range(0), IdRange(77, 79))),
@@ -148,6 +145,23 @@ def test_sources_override_single_keys_and_not_whole_tables(file: Path) -> None:
     file.write_text('[arena]\nsize = "2GiB"\nprocess_share = 0.5\nnuma = "interleave"\n')
     arena = load(file, {"PAGETIER_ARENA_SIZE": "3GiB"}, {"arena.process_share": "0.75"}).arena
     assert (arena.size, arena.process_share, arena.numa) == (3 << 30, 0.75, "interleave")
+
+
+def test_a_url_has_parameters_of_pagetier_beside_those_of_its_store() -> None:
+    url = "s3://pages/x?endpoint=http://[::1]:9&prefix=mine&buffers=64MiB&trusted=yes&region=a%26b&compress=off"
+    remote = load(None, {}, {"remote.url": url, "remote.timeout": "5s"}).remote
+    assert remote.url == url
+    assert remote.fleet == FleetOptions(
+        url="s3://pages/x?endpoint=http://[::1]:9&region=a%26b",
+        prefix="mine",
+        trusted=True,
+        timeout_s=5.0,
+        buffers=64 << 20,
+        compress="off",
+    )
+    assert load(None, {}, {"remote.url": "file:///p?prefix=a-b"}).remote.fleet == FleetOptions(
+        url="file:///p", prefix="a-b"
+    )
 
 
 def test_the_file_can_be_named_by_a_variable(file: Path, tmp_path: Path) -> None:

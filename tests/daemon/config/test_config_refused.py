@@ -143,6 +143,7 @@ def test_a_bad_flag_is_named_and_so_is_a_value_that_a_flag_overrides(file: Path)
     ("name", "advice"),
     [
         ("evict.low", "it is evict.free now"),
+        ("remote.prefix", "it is remote.url, ?prefix=... now"),
         ("match.share", "it is arena.process_share now"),
         ("advise.window", "it is no setting any more: remove it"),
         ("disk.environments", "it is no setting any more: remove it"),
@@ -217,7 +218,11 @@ MANY = ",".join(f"/n{number}" for number in range(DISK_DEVICES + 1))
         (DISK | IN_4K | {"disk.size": "8TiB", "index.entries": "0"}, ["disk.size", "4KiB"]),
         ({"remote.url": "ftp://host/x"}, ["remote.url", "s3://"]),
         ({"remote.url": "file://mnt/pages"}, ["remote.url", "file:///mnt/pages"]),
-        ({"remote.url": "mooncake://10.0.0.1:50051"}, ["remote.key_file", "remote.trusted"]),
+        ({"remote.url": "mooncake://10.0.0.1:50051"}, ["remote.key_file", "trusted=yes"]),
+        ({"remote.url": "file:///mnt?prefix="}, ["remote.url", '""', "not a name"]),
+        ({"remote.url": "file:///mnt?buffers=1KiB"}, ["remote.url", '"1KiB"', "at least 1MiB"]),
+        ({"remote.url": "file:///mnt?trusted=1"}, ["remote.url", "not one of no, yes"]),
+        ({"remote.url": "file:///mnt?region=x"}, ["remote.url", "known are buffers, compress, prefix, trusted"]),
         ({"remote.url": "s3://me:secret@bucket/x"}, ["password", "s3://bucket/x"]),
         ({"remote.ask_timeout": "3s"}, ["remote.ask_timeout = 3s"]),
     ],
@@ -235,7 +240,7 @@ def test_settings_that_do_not_fit_each_other_are_all_named(flags: dict[str, str]
         {"disk.path": "", "disk.size": "0"},
         DISK | IN_4K | {"disk.size": "2MiB"},
         DISK | IN_4K | {"disk.size": "8TiB", "index.entries": "1000000"},
-        {"remote.url": "mooncake://10.0.0.1:50051", "remote.trusted": "yes"},
+        {"remote.url": "mooncake://10.0.0.1:50051?trusted=yes"},
     ],
 )
 def test_settings_that_fit_each_other_are_taken(flags: dict[str, str]) -> None:

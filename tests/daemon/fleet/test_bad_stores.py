@@ -139,5 +139,5 @@ def test_objects_of_another_version_are_misses_and_stay(stack: ExitStack, tmp_pa
     path.write_bytes(data)
     assert host.load("a", 1, SIZE).pages == 0
     assert eventually(lambda: bool(host.daemon.lines("event=fleet_note")))
-    assert_one_line(host, "objects are of another version: choose another remote.prefix", "fleet_note")
+    assert_one_line(host, "objects are of another version: choose another prefix in remote.url", "fleet_note")
     assert path.read_bytes() == data and host.report.damaged == 0

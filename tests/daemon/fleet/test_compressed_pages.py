@@ -36,7 +36,7 @@ def test_compressed_pages_go_from_host_to_host(tmp_path: Path) -> None:
 def test_a_host_with_compression_off_stores_pages_as_they_are(tmp_path: Path) -> None:
     page = np.frombuffer(kv_page("bf16", SIZE), np.uint8)[None]
     with ExitStack() as stack:
-        host = FleetHost(f"file://{tmp_path}", stack, *PATIENT, "--set", "remote.compress=off")
+        host = FleetHost(f"file://{tmp_path}?compress=off", stack, *PATIENT)
         host.share("kv", page)
         assert (host.report.written_bytes, host.report.stored_bytes) == (SIZE, SIZE)
 
