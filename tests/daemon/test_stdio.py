@@ -105,7 +105,7 @@ def test_a_socket_in_a_closed_folder_names_the_folder(daemon: RunningDaemon) -> 
 
 @as_root
 @pytest.mark.parametrize(
-    ("words", "remedy"), [("flush --all --yes", "access.users"), ("resize --evict-high 0.5", "as root")]
+    ("words", "remedy"), [("flush --all --yes", "access.users"), ("resize --evict-free 0.5", "as root")]
 )
 def test_a_closed_socket_names_what_allows_the_command(daemon: RunningDaemon, words: str, remedy: str) -> None:
     Path(daemon.folder.name).chmod(0o755)

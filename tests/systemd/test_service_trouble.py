@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from service_world import CONFIG, DISK, PAGES, SMALL, ServiceWorld
 
-BAD = SMALL + '[evict]\nhigh = "lots"\n'
+BAD = SMALL + '[evict]\nfree = "lots"\n'
 
 
 def test_a_reload_applies_the_settings_that_can_change(world: ServiceWorld) -> None:

@@ -45,7 +45,7 @@ def test_a_wrong_url_says_what_to_do(url: str, message: str) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "/", "a//b", "../x", "a/"])
 def test_a_wrong_prefix_says_what_to_do(prefix: str) -> None:
-    with pytest.raises(TierError, match=r"remote\.prefix cannot be"):
+    with pytest.raises(TierError, match=r"prefix in remote.url cannot be"):
         check_options(FleetOptions(url="file:///tmp", prefix=prefix))
 
 

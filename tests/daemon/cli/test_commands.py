@@ -92,7 +92,7 @@ def test_a_command_that_cannot_be_imported_is_listed_and_does_not_affect_others(
     assert (called.exit_code, "cannot be loaded" in called.output) == (Exit.WRONG, True)
 
 
-@pytest.mark.parametrize("words", ["stats", "top", "flush --all --yes", "resize --evict-high 0.5"])
+@pytest.mark.parametrize("words", ["stats", "top", "flush --all --yes", "resize --evict-free 0.5"])
 @pytest.mark.parametrize("place", ["none.sock", "file", "long" * 40])
 def test_without_a_daemon_a_command_prints_one_line_and_ends_with_code_3(
     words: str, place: str, tmp_path: Path

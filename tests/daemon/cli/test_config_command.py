@@ -21,7 +21,7 @@ from running_daemon import RunningDaemon, namespace
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     folder = tmp_path_factory.mktemp("disk") / "d"
     file = folder.parent / "daemon.toml"
-    file.write_text('[evict]\nlow = "1%"\nhigh = 0.02\n')
+    file.write_text('[evict]\nfree = "2%"\n')
     disk = ("--disk-path", str(folder), "--disk-size", "64MiB", "--set", "disk.write=through", "--config", str(file))
     with RunningDaemon("16MiB", "64KiB", *disk) as running:
         running.wait_disk_open()
@@ -56,7 +56,7 @@ def settings(daemon: RunningDaemon) -> dict[str, dict[str, str]]:
 def test_each_setting_has_its_value_and_its_source(daemon: RunningDaemon) -> None:
     found = settings(daemon)
     assert found["arena.size"] == {"value": "16MiB", "source": "flag --arena-size"}
-    assert found["evict.free"]["value"] == "0.01" and found["evict.free"]["source"].endswith("daemon.toml: evict.free")
+    assert found["evict.free"]["value"] == "0.02" and found["evict.free"]["source"].endswith("daemon.toml: evict.free")
     assert found["disk.sync"] == {"value": "10s", "source": "default"}
     lines = {line.split(" =")[0]: line for line in pagetier("config", daemon).output.splitlines()}
     assert lines["arena.size"].endswith("# flag --arena-size; room for 256 frames")
@@ -64,7 +64,7 @@ def test_each_setting_has_its_value_and_its_source(daemon: RunningDaemon) -> Non
 
 
 def test_a_resized_setting_names_the_command(daemon: RunningDaemon) -> None:
-    assert pagetier("resize", daemon, "--evict-high", "5%").exit_code == Exit.OK
+    assert pagetier("resize", daemon, "--evict-free", "5%").exit_code == Exit.OK
     assert settings(daemon)["evict.free"] == {"value": "0.05", "source": "pagetier resize"}
 
 

@@ -183,7 +183,7 @@ def crowded() -> Iterator[Observer]:
 
 
 def test_the_page_of_many_namespaces_and_engines_is_small(crowded: Observer) -> None:
-    cache = read_cache(crowded, 60.0, "cadence")
+    cache = read_cache(crowded, "cadence")
     assert (len(cache.snapshot.namespaces), cache.others.number) == (MOST_NAMESPACES, NAMESPACES - MOST_NAMESPACES)
     assert (cache.others.bytes, len(cache.snapshot.clients)) == ((NAMESPACES - MOST_NAMESPACES) * 4096, ENGINES)
     many = 1 << 60
@@ -200,7 +200,6 @@ def test_the_page_of_many_namespaces_and_engines_is_small(crowded: Observer) -> 
         snapshot=cache.snapshot,
         others=cache.others,
         advice=cache.advice,
-        advice_window=60.0,
         hour=hour,
         events=(event,) * MOST,
     )
@@ -225,5 +224,5 @@ def test_namespaces_are_listed_once_and_only_few_are_read(crowded: Observer) -> 
             return getattr(crowded, name)
 
     counting = Counting()
-    read_cache(cast("Observer", counting), 60.0, "cadence")
+    read_cache(cast("Observer", counting), "cadence")
     assert counting.listed == 1

@@ -23,6 +23,7 @@ from virtual_time_loop import OwnTimeLoop
 
 TABLE = 8
 IDLE = ("--constant", f"index.namespaces={TABLE}", "--constant", "index.namespace_idle=2")
+AT_ONCE = ("--constant", "index.namespace_idle=0.001")
 DAY = ("--constant", f"index.namespaces={TABLE}", "--constant", "index.namespace_idle=86400")
 
 
@@ -68,12 +69,10 @@ def test_an_idle_namespace_makes_room_for_a_new_one(full: tuple[RunningDaemon, C
 
 def test_new_namespaces_replace_idle_ones_as_fast_as_they_come() -> None:
     """Regression: of a full table 20 namespaces a second were dropped, and stores of all other new ones rejected."""
-    daemon = RunningDaemon("16MiB", "4KiB", "--constant", "index.namespaces=256")
-    daemon.config.touch()
+    daemon = RunningDaemon("16MiB", "4KiB", "--constant", "index.namespaces=256", *AT_ONCE)
     with daemon, daemon.client() as client:
         for number in range(256):
             assert store(client, str(number)) == 2
-        daemon.reload('[index]\nnamespace_idle = "1ms"\n')
         assert [store(client, f"new {number}") for number in range(1000)] == [2] * 1000
         assert daemon.header().spaces == 256
 
@@ -106,14 +105,15 @@ def test_a_flushed_namespace_makes_room_at_once(full: tuple[RunningDaemon, Clien
 
 def test_pages_of_a_dropped_namespace_are_not_back_after_a_restart() -> None:
     daemon = DiskDaemon(16, "64MiB", "--constant", "index.namespaces=1")
-    daemon.config.touch()
     with daemon, Engine(daemon) as engine, daemon.client() as client:
         daemon.store_through(engine, range(8))
         assert daemon.snapshot().tiers.disk.pages == 8
-        daemon.reload('[index]\nnamespace_idle = "1ms"\n')
+        daemon.kill()
+        daemon.open(*AT_ONCE)
         assert eventually(lambda: not daemon.snapshot().tiers.disk.pages), daemon.reported()
-        daemon.reload('[index]\nnamespace_idle = "1d"\n')
-        assert store(client, "new") == 2
+        daemon.kill()
+        daemon.open()
+        assert eventually(lambda: store(client, "new") == 2)
         assert daemon.save().synced
         daemon.kill_worker()
         daemon.wait_open(1)
