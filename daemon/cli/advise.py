@@ -13,7 +13,8 @@ import msgspec
 
 from pagetier.daemon.cli.config import config_of
 from pagetier.daemon.cli.daemon_connection import daemon_at, socket_option
-from pagetier.daemon.stats.size_advice import LOOKUP_WINDOW_S, NamespaceAdvice, SizeAdvice, read_advice
+from pagetier.daemon.common.lookup_window import LOOKUP_WINDOW_S
+from pagetier.daemon.stats.size_advice import NamespaceAdvice, SizeAdvice, read_advice
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm._core import SampledLookups
 from pagetier.shm.units import counted, format_size, spell_duration

@@ -6,7 +6,7 @@ import logging
 from typing import Final
 
 from pagetier.daemon.common.log_throttle import UNKNOWN_USER, LogThrottle
-from pagetier.daemon.stats.size_advice import LOOKUP_WINDOW_S
+from pagetier.daemon.common.lookup_window import LOOKUP_WINDOW_S
 from pagetier.shm._core import Owner
 from pagetier.shm.log_format import event
 

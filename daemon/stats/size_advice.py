@@ -12,10 +12,9 @@ from typing import Final
 
 import msgspec
 
+from pagetier.daemon.common.lookup_window import LOOKUP_WINDOW_S
 from pagetier.shm._core import Absence, IndexHeader, LookupCurve, NamespaceRecord, Observer, SampledLookups
 
-LOOKUP_WINDOW_S: Final = 86400.0
-"""Lookups of this age count 1/e, older ones less."""
 MEMORY_FACTORS: Final = (0.5, 1.0, 2.0, 4.0)
 DISK_FACTORS: Final = (2.0, 5.0, 10.0)
 _PLOT_STEPS: Final = 4  # points for each doubling

@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from pagetier.daemon.common.lookup_window import LOOKUP_WINDOW_S
 from pagetier.daemon.http.page.charts import TIERS, bar, curve_chart, hour_chart, swatch
 from pagetier.daemon.http.page.disk_and_fleet import disk, fleet
 from pagetier.daemon.http.page.html import Html, element, name_of, section, table
 from pagetier.daemon.http.page.remedies import remedy
 from pagetier.daemon.http.page.view import CacheView
-from pagetier.daemon.stats.size_advice import LOOKUP_WINDOW_S, SizeAdvice
+from pagetier.daemon.stats.size_advice import SizeAdvice
 from pagetier.daemon.stats.snapshot import ClientStats, NamespaceStats, PageTier
 from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm.units import counted, format_size, spell_duration
