@@ -43,11 +43,21 @@ class FleetHost:
     """A daemon with a fleet, and a client."""
 
     def __init__(
-        self, url: str, stack: ExitStack, *more: str, arena: str = "16MiB", before: Sequence[str] = ()
+        self,
+        url: str,
+        stack: ExitStack,
+        *more: str,
+        arena: str = "16MiB",
+        before: Sequence[str] = (),
+        config: str = "",
     ) -> None:
+        """Starts the daemon, with a configuration file for `reload()` if `config` has its text."""
         self._turns = stack.enter_context(Turns())
         flags, before = ("--set", f"remote.url={url}", *more), (*before, *self._turns.before)
-        self.daemon = stack.enter_context(RunningDaemon(arena, "64KiB", *flags, before=before))
+        self.daemon = RunningDaemon(arena, "64KiB", *flags, before=before)
+        if config:
+            self.daemon.config.write_text(config)
+        stack.enter_context(self.daemon)
         assert eventually(lambda: self.report.standing == "open", OPEN_S), self.daemon.log.read_text()
         self.client: Client = stack.enter_context(self.daemon.client(timeout=OPEN_S))
         self._shared = 0
