@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
     from running_daemon import RunningDaemon
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _SHORTEST_S, _LONGEST_S = 0.005, 0.02  # between two checks: a wait of a second or more must not keep a core busy
 _SECOND_S = 1.0
-_PATIENCE_S = 30.0
-"""Far longer than anything should take, for a busy machine. A test of how soon something comes passes its own limit."""
+PATIENCE_S: Final = 60.0
+"""Far longer than anything takes, on a busy machine too: the limit of all that is to come."""
 _STALL_S = 0.05
 _OWN_STEPS_S = 0.5  # the steps of the test until it sees the result
 
@@ -46,7 +46,7 @@ def pause(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def eventually(what: Callable[[], _T], seconds: float = _PATIENCE_S) -> _T:
+def eventually(what: Callable[[], _T], seconds: float = PATIENCE_S) -> _T:
     """Returns the first true result of a function, or its last one when the time has passed."""
     watch, rest = Stopwatch(), _SHORTEST_S
     while not (result := what()) and watch.seconds <= seconds:

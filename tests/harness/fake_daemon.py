@@ -14,12 +14,13 @@ from types import TracebackType
 from typing import Self
 
 from anonymous_segments import DAY_NS, Memory, attach
+from client_threads import client_threads, clients_end
+from eventually import PATIENCE_S
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.message_codec import pack, read_request
 from pagetier.shm.protocol import Answer, Attach, Detach, Detached, Refusal, Request, Reserve, Reserved, Welcome
 from pagetier.shm.unpacker import Unpacker
 
-ANSWER_S = 10.0
 GEOMETRY = Geometry(frame_bytes=4096, frames=64, entries=64, spaces=4)
 
 
@@ -74,6 +75,7 @@ class FakeDaemon:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.peers: list[Peer] = []
         self._threads: list[threading.Thread] = []
+        self._other_clients = client_threads()
 
     def serve(self, peer: Peer) -> None:
         """Accepts Attach, and confirms Detach as a daemon does; otherwise the client's thread would never end."""
@@ -92,7 +94,7 @@ class FakeDaemon:
 
     def next(self) -> tuple[Peer, Reserve]:
         """Returns the next request and its connection."""
-        return self.asked.get(timeout=ANSWER_S)
+        return self.asked.get(timeout=PATIENCE_S)
 
     def answer_to(self, peer: Peer, request: Reserve) -> Reserved:
         """Returns the response of the real index."""
@@ -133,11 +135,13 @@ class FakeDaemon:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # A client that was closed has a thread until a daemon confirms that its slot is free: no other one would.
+        assert error is not None or self._behave != self.serve or clients_end(self._other_clients)
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.hang_up()
         for thread in self._threads:
-            thread.join(ANSWER_S)
+            thread.join(PATIENCE_S)
         self.memory.close()
         self._folder.cleanup()
         assert error is not None or not any(thread.is_alive() for thread in self._threads)

@@ -9,7 +9,8 @@ from array import array
 import numpy as np
 
 from anonymous_segments import DAY_NS, attach
-from fake_daemon import ANSWER_S, FakeDaemon, Peer
+from eventually import PATIENCE_S
+from fake_daemon import FakeDaemon, Peer
 from numbered_pages import write_page
 from pagetier.client import Client, Keys
 from pagetier.shm._core import KEY_BYTES, Pins, ReserveOutcome, WriteResult, WriteRule
@@ -46,12 +47,12 @@ class FakeDiskDaemon(FakeDaemon):
     def client(self, timeout: float = CALL_S) -> Client:
         """Returns an attached client."""
         client = Client(self.socket, timeout=timeout)
-        assert client.wait_attached(ANSWER_S)
+        assert client.wait_attached(PATIENCE_S)
         return client
 
     def next_fetch(self) -> tuple[Peer, Fetch]:
         """Returns the next fetch request and its connection."""
-        return self.fetches.get(timeout=ANSWER_S)
+        return self.fetches.get(timeout=PATIENCE_S)
 
     def write_out(self) -> int:
         """Writes all pages in memory to disk and evicts those that are not pinned.
