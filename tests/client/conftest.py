@@ -13,8 +13,6 @@ from running_daemon import RunningDaemon
 
 __all__ = ["no_client_is_left"]
 
-LONG_S = 20.0
-
 
 @pytest.fixture(scope="module")
 def daemon(request: pytest.FixtureRequest) -> Iterator[RunningDaemon]:
@@ -31,7 +29,7 @@ def daemon(request: pytest.FixtureRequest) -> Iterator[RunningDaemon]:
 def empty_daemon(daemon: RunningDaemon) -> Iterator[RunningDaemon]:
     """Yields the module's daemon with empty memory, for pytest.mark.usefixtures()."""
     yield daemon
-    assert eventually(lambda: not daemon.slots(), LONG_S), "a process is still attached"
+    assert eventually(lambda: not daemon.slots()), "a process is still attached"
     daemon.drop_all_pages()
 
 

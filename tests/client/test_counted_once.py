@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from disk_daemon import DiskDaemon, write_through
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from keyed_pages import TOKENS, prompt, store
 from lookup_counts import Counted, counted
 from pagetier.client import Client, Keys
@@ -19,7 +19,6 @@ from running_daemon import RunningDaemon
 
 PAGE = 60_000
 PAGES = 10
-LONG_S = 20.0
 
 
 @contextmanager
@@ -51,7 +50,7 @@ def daemon(running: DiskDaemon) -> DiskDaemon:
 def on_disk(daemon: DiskDaemon, client: Client) -> Keys:
     """Returns the keys of ten pages that are on disk only."""
     keys = prompt(0, PAGES)
-    assert store(client, keys, PAGE, timeout=LONG_S).stored == PAGES
+    assert store(client, keys, PAGE, timeout=PATIENCE_S).stored == PAGES
     daemon.push_out(client, keys)
     return keys
 
@@ -60,7 +59,7 @@ def test_what_is_found_with_find_is_not_counted(daemon: DiskDaemon, client: Clie
     before = counted(daemon)
     with client.find(on_disk) as match:
         assert len(match) == 0 and match.available_pages == PAGES
-        assert client.load(match, room(), timeout=LONG_S) == PAGES
+        assert client.load(match, room(), timeout=PATIENCE_S) == PAGES
     with client.find(on_disk) as match, client.rematch(match) as longer:
         assert len(match) == len(longer) == PAGES and match.keys is on_disk
         assert client.load(match, room(), timeout=0) == PAGES
@@ -88,7 +87,7 @@ def test_tokens_are_counted_where_they_came_from(daemon: DiskDaemon, client: Cli
 
 
 def test_a_page_in_memory_after_one_on_disk_counts_as_memory(daemon: DiskDaemon, client: Client, on_disk: Keys) -> None:
-    assert client.prefetch(on_disk[4:6]).wait(LONG_S) == 2
+    assert client.prefetch(on_disk[4:6]).wait(PATIENCE_S) == 2
     with one_lookup(daemon, 2, PAGES - 2), client.match(on_disk) as match:
         assert (len(match), match.available_pages, match.from_disk) == (0, PAGES, 0)
         assert client.load(match, room()) == PAGES
@@ -110,7 +109,7 @@ def test_a_second_try_that_succeeds_is_a_hit(daemon: DiskDaemon, client: Client,
     with one_lookup(daemon, disk=PAGES), client.match(on_disk) as match:
         with daemon.stopped_worker():
             assert client.load(match, room(), timeout=0.2) == 0
-        assert eventually(lambda: client.load(match, room()) == PAGES, LONG_S)
+        assert eventually(lambda: client.load(match, room()) == PAGES)
 
 
 def test_pages_on_disk_that_are_not_loaded_count_as_missed(daemon: DiskDaemon, client: Client, on_disk: Keys) -> None:
@@ -121,7 +120,7 @@ def test_pages_on_disk_that_are_not_loaded_count_as_missed(daemon: DiskDaemon, c
 def test_a_match_after_a_prefetch_is_the_same_lookup(daemon: DiskDaemon, client: Client, on_disk: Keys) -> None:
     before = counted(daemon)
     with one_lookup(daemon, disk=PAGES), client.match(on_disk) as match:
-        assert client.prefetch(on_disk[:6]).wait(LONG_S) == 6
+        assert client.prefetch(on_disk[:6]).wait(PATIENCE_S) == 6
         with client.rematch(match) as longer:
             assert (len(longer), longer.available_pages) == (6, PAGES)
             assert counted(daemon).since(before) == Counted(1, 0, 6 * TOKENS, 0)

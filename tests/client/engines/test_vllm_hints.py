@@ -60,7 +60,7 @@ def ended(half: SchedulerHalf, said: object = None, status: str = "FINISHED_STOP
 
 
 def hints(client: HintedClient, *wanted: Hint) -> bool:
-    return eventually(lambda: [hint for _, hint in client.hints] == list(wanted), 20.0)
+    return eventually(lambda: [hint for _, hint in client.hints] == list(wanted))
 
 
 @pytest.mark.parametrize(

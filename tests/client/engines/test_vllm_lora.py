@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from pagetier.client.engines.file_digests import FileDigests
 from pagetier.client.engines.vllm.lora import LoraAdapters
 
@@ -52,7 +52,7 @@ def engine(memory: Path, since: int | None = None, dtype: str = "auto") -> LoraA
 def name_of(adapters: LoraAdapters, of: Any) -> list[object]:
     """Returns the name once the files are read."""
     adapters.name_of(of)
-    adapters._thread.submit(int).result(20.0)
+    adapters._thread.submit(int).result(PATIENCE_S)
     return adapters.name_of(of)
 
 
@@ -67,7 +67,7 @@ def test_a_request_does_not_wait_for_the_files(tmp_path: Path) -> None:
     one, first, second = adapter(tmp_path / "one"), engine(tmp_path), engine(tmp_path)
     before = first.name_of(one)
     assert before != second.name_of(one), "no engine shares an adapter that is not identified yet"
-    assert eventually(lambda: first.name_of(one) == second.name_of(one), 20.0)
+    assert eventually(lambda: first.name_of(one) == second.name_of(one))
     assert first.name_of(one) != before
 
 

@@ -30,7 +30,7 @@ def test_a_request_that_keeps_its_blocks_is_reported_once(client: Client) -> Non
         stored.extend(worker.finished(False).stored)
         return not worker._storing
 
-    assert eventually(named, 10.0)
+    assert eventually(named)
     assert stored == ["storing"]
     assert not worker.finished(False).stored
 

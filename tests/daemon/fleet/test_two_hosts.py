@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from fleet_host import FleetHost, Pages, keys_of
 from fleet_host import pages_of as random_pages
 from running_daemon import RunningDaemon
@@ -21,7 +21,6 @@ from running_daemon import RunningDaemon
 PAGE = 100_000
 ASK_S = 0.25
 READ_S = 2.0  # the least limit of reads with which an answer to a question may take as long on a busy machine
-PATIENT_S = 20.0  # for what is to be answered: a busy machine may take longer than the limits above
 HARNESS = Path(__file__).parents[2] / "harness"
 
 
@@ -34,7 +33,7 @@ class Host(FleetHost):
 
     def loaded(self, name: str, count: int) -> tuple[int, Pages]:
         """Returns how many pages were loaded, and the memory."""
-        load = self.load(name, count, PAGE, PATIENT_S)
+        load = self.load(name, count, PAGE, PATIENCE_S)
         return load.pages, load.out
 
 
@@ -52,7 +51,7 @@ def store(tmp_path: Path) -> Path:
 @pytest.fixture
 def limits() -> tuple[float, float]:
     """Returns how long the fleet may take to answer a question of the second host, and to read or write its pages."""
-    return ASK_S, PATIENT_S  # a page that is not written in time would never be
+    return ASK_S, PATIENCE_S  # a page that is not written in time would never be
 
 
 @pytest.fixture
@@ -60,12 +59,12 @@ def hosts(store: Path, limits: tuple[float, float], monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PYTHONPATH", str(HARNESS))
     with ExitStack() as stack:
         url = f"python://slow_folder_store:SlowFolder{store}"
-        yield Host(url, stack, *limited(PATIENT_S, PATIENT_S)), Host(url, stack, *limited(*limits))
+        yield Host(url, stack, *limited(PATIENCE_S, PATIENCE_S)), Host(url, stack, *limited(*limits))
 
 
-patient = pytest.mark.parametrize("limits", [(PATIENT_S, PATIENT_S)], ids=["patient"])
+patient = pytest.mark.parametrize("limits", [(PATIENCE_S, PATIENCE_S)], ids=["patient"])
 patient_questions = pytest.mark.parametrize("limits", [(READ_S, READ_S)], ids=["patient questions"])
-patient_reads = pytest.mark.parametrize("limits", [(PATIENT_S, 3600.0)], ids=["patient reads"])
+patient_reads = pytest.mark.parametrize("limits", [(PATIENCE_S, 3600.0)], ids=["patient reads"])
 
 
 def delay(store: Path, seconds: float) -> None:
@@ -81,10 +80,10 @@ def test_pages_of_one_host_are_located_and_loaded_on_the_other(hosts: tuple[Host
     with second.client.match(keys) as match:
         assert (len(match), match.available_pages) == (0, 0)
     location = second.client.locate(keys)
-    assert location.wait(PATIENT_S) == 20 and location.page_sizes.tolist() == [PAGE] * 20 + [0] * 10
+    assert location.wait(PATIENCE_S) == 20 and location.page_sizes.tolist() == [PAGE] * 20 + [0] * 10
     located = second.client.locate(keys[:5])
-    assert located.wait(PATIENT_S) == 5
-    assert second.client.prefetch(keys[:5], located=located).wait(PATIENT_S) == 5
+    assert located.wait(PATIENCE_S) == 5
+    assert second.client.prefetch(keys[:5], located=located).wait(PATIENCE_S) == 5
     with second.client.match(keys) as match:
         assert len(match) == 5
     loaded, out = second.loaded("shared", 30)
@@ -102,7 +101,7 @@ def test_fifty_questions_at_once_are_all_answered(hosts: tuple[Host, Host], stor
     first.share("fifty", pages_of(4))
     (store / "delay").write_text("0.02")
     locations = [second.client.locate(keys_of("fifty", 4)) for _ in range(50)]
-    assert [location.wait(PATIENT_S) for location in locations] == [4] * 50
+    assert [location.wait(PATIENCE_S) for location in locations] == [4] * 50
     assert not second.report.openings, "a fleet that is asked much has not failed"
 
 
@@ -113,7 +112,7 @@ def test_the_read_rate_is_that_of_the_store(hosts: tuple[Host, Host], store: Pat
         first.share(name, pages_of(1))
     (store / "delay-get").write_text("0.05")
     assert [second.loaded(name, 1)[0] for name in "abc"] == [1, 1, 1]
-    assert eventually(lambda: second.report.read == 3, PATIENT_S), second.report
+    assert eventually(lambda: second.report.read == 3), second.report
     assert 0 < second.report.rate < PAGE / 0.05, "a page takes 50 ms or longer"
 
 
@@ -123,17 +122,17 @@ def test_a_page_that_the_fleet_has_is_not_written_again(hosts: tuple[Host, Host]
     pages = pages_of(3)
     first.share("twice", pages)
     second.client.store(keys_of("twice", 3), pages)
-    assert eventually(lambda: second.report.present == 3, PATIENT_S), second.report
+    assert eventually(lambda: second.report.present == 3), second.report
 
 
 @pytest.mark.parametrize(("questions", "pages"), [(4000, 256), (20, 8192)])
 def test_a_client_that_drops_its_questions_is_served(hosts: tuple[Host, Host], questions: int, pages: int) -> None:
     """The daemon serves no client that reads none of its responses, which are more than a MiB here."""
     client, keys = hosts[0].client, keys_of("nowhere", pages)
-    assert client.locate(keys).wait(PATIENT_S) == 0  # from now on the daemon answers at once
+    assert client.locate(keys).wait(PATIENCE_S) == 0  # from now on the daemon answers at once
     for _ in range(questions):
         client.locate(keys)
-    assert client.locate(keys).wait(PATIENT_S) == 0
+    assert client.locate(keys).wait(PATIENCE_S) == 0
     assert client.store(keys_of("new", 3), pages_of(3)).stored == 3
 
 
@@ -142,11 +141,11 @@ def test_a_store_that_hangs_costs_three_short_waits_and_closes_again(hosts: tupl
     pages = pages_of(4)
     first.share("far", pages)
     assert second.client.store(keys_of("near", 4), pages).stored == 4
-    assert eventually(lambda: second.report.written == 4, PATIENT_S)
+    assert eventually(lambda: second.report.written == 4)
     delay(store, math.inf)
     for late in range(3):
         assert second.loaded("far", 4)[0] == 0
-        assert eventually(lambda: second.report.late > late, PATIENT_S), second.report  # noqa: B023
+        assert eventually(lambda: second.report.late > late), second.report  # noqa: B023
     session = second.client.session
     assert session is not None and not session.asks_fleet
     for _ in range(50):
@@ -154,13 +153,13 @@ def test_a_store_that_hangs_costs_three_short_waits_and_closes_again(hosts: tupl
         loaded, out = second.loaded("near", 4)
         assert loaded == 4 and np.array_equal(out, pages)
     second.client.store(keys_of("later", 1), pages_of(1))  # the report that has it has the last questions, too
-    assert eventually(lambda: second.report.queued_bytes > 0, PATIENT_S), second.report
+    assert eventually(lambda: second.report.queued_bytes > 0), second.report
     assert second.report.breaker_open and second.report.openings == 1
     assert second.report.refused == 0, "nothing is asked while the breaker is open"
     assert 3 <= second.report.late < 20, "probes may be late, too, but not each of the 50 loads"
     (store / "delay").unlink()
-    assert eventually(lambda: session.asks_fleet, PATIENT_S)
-    assert eventually(lambda: second.loaded("far", 4)[0] == 4, PATIENT_S), "an answer may be late on a busy machine"
+    assert eventually(lambda: session.asks_fleet)
+    assert eventually(lambda: second.loaded("far", 4)[0] == 4), "an answer may be late on a busy machine"
     loaded, out = second.loaded("far", 4)
     assert loaded == 4 and np.array_equal(out, pages)
     assert len(second.daemon.lines("the fleet cannot be used")) == 1
@@ -176,11 +175,11 @@ def test_a_store_that_answers_questions_but_hangs_in_reads_is_given_up(hosts: tu
     for reads in range(3):
         assert session.asks_fleet, f"the breaker opened after {reads} reads"
         assert second.loaded("hung", 1)[0] == 0
-        assert eventually(lambda: second.report.unread > reads, PATIENT_S), second.report  # noqa: B023
-    assert eventually(lambda: second.report.openings == 1, PATIENT_S), second.report  # a probe soon closes it
+        assert eventually(lambda: second.report.unread > reads), second.report  # noqa: B023
+    assert eventually(lambda: second.report.openings == 1), second.report  # a probe soon closes it
     assert eventually(lambda: not second.daemon.header().used_frames), "what was given up leaves no frames behind"
     (store / "delay-get").unlink()
-    assert eventually(lambda: session.asks_fleet and second.loaded("hung", 1)[0] == 1, PATIENT_S)
+    assert eventually(lambda: session.asks_fleet and second.loaded("hung", 1)[0] == 1)
     assert not second.report.breaker_open and second.report.openings == 1
 
 
@@ -190,10 +189,10 @@ def test_a_store_that_hangs_while_it_is_read_does_not_prolong_a_prefetch(hosts: 
     first.share("slow", pages_of(4))
     keys = keys_of("slow", 4)
     located = second.client.locate(keys)
-    assert located.wait(PATIENT_S) == 4
+    assert located.wait(PATIENCE_S) == 4
     delay(store, math.inf)
     prefetch = second.client.prefetch(keys, 0.3, located)
-    assert prefetch.wait(PATIENT_S) == 0 and prefetch.ready, "the daemon answered"
+    assert prefetch.wait(PATIENCE_S) == 0 and prefetch.ready, "the daemon answered"
     assert second.daemon.header().open_entries == 4, "the pages are still being read"
 
 
@@ -203,13 +202,13 @@ def test_a_worker_that_dies_or_stops_is_replaced(hosts: tuple[Host, Host]) -> No
     first.share("kept", pages)
     os.kill(second.worker, signal.SIGKILL)
     assert second.client.store(keys_of("without a worker", 4), pages).stored == 4
-    assert eventually(lambda: second.report.restarts == 1 and second.report.standing == "open", PATIENT_S)
-    assert eventually(lambda: second.report.written == 4, PATIENT_S), "what was stored without a worker is written"
+    assert eventually(lambda: second.report.restarts == 1 and second.report.standing == "open")
+    assert eventually(lambda: second.report.written == 4), "what was stored without a worker is written"
     os.kill(second.worker, signal.SIGSTOP)
     assert second.loaded("kept", 4)[0] == 0
-    assert eventually(lambda: second.report.late == 1, PATIENT_S), second.report
-    assert eventually(lambda: second.report.restarts == 2 and second.report.standing == "open", PATIENT_S)
-    assert eventually(lambda: second.loaded("kept", 4)[0] == 4, PATIENT_S), "a new worker may be late"
+    assert eventually(lambda: second.report.late == 1), second.report
+    assert eventually(lambda: second.report.restarts == 2 and second.report.standing == "open")
+    assert eventually(lambda: second.loaded("kept", 4)[0] == 4), "a new worker may be late"
     loaded, out = second.loaded("kept", 4)
     assert loaded == 4 and np.array_equal(out, pages)
 
@@ -220,10 +219,10 @@ def test_objects_that_are_gone_or_damaged_are_misses(hosts: tuple[Host, Host], s
     first.share("lost", pages_of(4))
     keys = keys_of("lost", 4)
     located = second.client.locate(keys)
-    assert located.wait(PATIENT_S) == 4
+    assert located.wait(PATIENCE_S) == 4
     for path in [path for path in store.rglob("*") if path.is_file()]:
         path.write_bytes(path.read_bytes()[:-1] + b"?")
-    assert second.client.prefetch(keys, located=located).wait(PATIENT_S) == 0
+    assert second.client.prefetch(keys, located=located).wait(PATIENCE_S) == 0
     with second.client.match(keys) as match:
         assert len(match) == 0
     shutil.rmtree(store)
@@ -232,7 +231,7 @@ def test_objects_that_are_gone_or_damaged_are_misses(hosts: tuple[Host, Host], s
 
 def test_a_wrong_store_is_named_once_and_the_rest_works(tmp_path: Path) -> None:
     with RunningDaemon("16MiB", "64KiB", "--set", f"remote.url=file://{tmp_path}/missing") as daemon:
-        assert eventually(lambda: daemon.snapshot().fleet.standing == "down", PATIENT_S)
+        assert eventually(lambda: daemon.snapshot().fleet.standing == "down")
         with daemon.client() as client:
             assert client.store(keys_of("own", 2), pages_of(2)).stored == 2
             assert client.session is not None and not client.session.asks_fleet
