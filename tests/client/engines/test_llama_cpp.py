@@ -19,14 +19,9 @@ from pagetier.client.engines.llama_cpp import PromptCache
 from random_gguf import write_llama
 from running_daemon import RunningDaemon
 
+pytest_plugins = ("llama_model",)
 ARENA = "64MiB"
 PAGE = 64
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    with Model(write_llama(tmp_path_factory.mktemp("models") / "llama.gguf")) as loaded:
-        yield loaded
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,17 +16,11 @@ from disk_daemon import write_through
 from fleet_host import PATIENT, FleetHost
 from llama_driver import Model
 from llama_host import Answer, answer_in_process, ask, digest_of, llama_host, llama_process, prompt_of, uncached
-from random_gguf import write_llama
 from running_daemon import RunningDaemon
 
+pytest_plugins = ("llama_model",)
 PAGE = 64
 PROMPT = prompt_of(5 * PAGE + 3, seed=50)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    with Model(write_llama(tmp_path_factory.mktemp("models") / "llama.gguf")) as loaded:
-        yield loaded
 
 
 def stored_by_a_process(model: Path, socket: Path) -> Answer:

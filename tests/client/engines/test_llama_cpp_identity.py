@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,11 @@ from llama_host import LlamaHost, llama_host, prompt_of, uncached
 from pagetier.client import Client
 from random_gguf import write_llama, write_lora
 
+pytest_plugins = ("llama_model",)
 ARENA = "64MiB"
 PAGE = 64
 PROMPT = prompt_of(3 * PAGE + 1, seed=300)
 YARN = {"rope_scaling_type": 2, "rope_freq_scale": 0.5, "yarn_orig_ctx": 4096}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    with Model(write_llama(tmp_path_factory.mktemp("models") / "llama.gguf")) as loaded:
-        yield loaded
 
 
 @pytest.fixture

@@ -20,17 +20,12 @@ from pagetier.client import Client
 from pagetier.client.engines.llama_cpp import PromptCache, enable
 from pagetier.client.engines.llama_cpp.hosts import shards_of
 from pagetier.client.engines.unsupported import UnsupportedError
-from random_gguf import write_jamba, write_llama, write_lora
+from random_gguf import write_jamba, write_lora
 
+pytest_plugins = ("llama_model",)
 ARENA = "64MiB"
 PAGE = 64
 NEW = 12
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    with Model(write_llama(tmp_path_factory.mktemp("models") / "llama.gguf")) as loaded:
-        yield loaded
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,16 +16,10 @@ from llama_host import LlamaHost, llama_host, prompt_of, uncached
 from pagetier.client import Client
 from pagetier.client.engines.llama_cpp import PromptCache
 from pagetier.client.engines.unsupported import UnsupportedError
-from random_gguf import write_llama
 
+pytest_plugins = ("llama_model",)
 ARENA = "64MiB"
 PAGE = 64
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    with Model(write_llama(tmp_path_factory.mktemp("models") / "llama.gguf")) as loaded:
-        yield loaded
 
 
 def cache_of(context: Context, client: Client) -> PromptCache:
