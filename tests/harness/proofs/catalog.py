@@ -135,6 +135,7 @@ PROOFS: Final = (
         ["daemon/http/", "daemon/stats/", "daemon/status/", "shm/units.py"],
         2,
     ),
+    proof_of_tests("compiled-kernels", ["tests/kernels/test_compiled_kernels.py"], ["kernels/gpu/"], 1),
     proof_of_tests(
         "gpu-rehearsal",
         [f"tests/bench/test_gpu_{name}.py" for name in ("rehearsal", "examination")],
