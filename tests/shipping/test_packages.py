@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("shm", "tiers", "kernels", "client", "daemon")
 BESIDE = ("docs", "systemd", "bench", "tests", ".ci")
 ABOUT = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE", "Makefile")
+QUICK = """sh -c 'exec gcc "$@" -O0' gcc"""  # to optimize takes most of the time
 BUILT = shutil.ignore_patterns("*.so", "__pycache__", "build")
 
 
@@ -42,7 +43,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     shutil.copytree(ROOT / "src", folder / "src", symlinks=True, ignore=shutil.ignore_patterns("*.egg-info"))
     for name in (*ABOUT, "constraints.txt"):
         shutil.copy(ROOT / name, folder)
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", folder, cwd=folder, CC="gcc")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", folder, cwd=folder, CC=QUICK)
     (sdist,), (wheel,) = (list((folder / "dist").glob(f"*{end}")) for end in (".tar.gz", ".whl"))
     return Built(sdist, wheel)
 
