@@ -113,6 +113,11 @@ class GroupMatch(msgspec.Struct, frozen=True, eq=False):
         """Returns a handle for each group. Another process of the same engine passes each of them to Client.adopt()."""
         return tuple(match.to_handle() for match in self.matches)
 
+    def first_key_after(self, tokens: int) -> bytes:
+        """Returns the key of the page after the first `tokens` tokens in the first group, which has it."""
+        first = self.groups[0]
+        return first.keys[tokens // first.group.page_tokens]
+
     def missing(self, tokens: int | None = None) -> bytes:
         """Returns the keys of the pages that a hit needs in addition to the pages of this match, 32 bytes each.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from pagetier.client.attachment import Attachment
@@ -37,6 +38,16 @@ class Prefetch:
     def ready(self) -> bool:
         """Whether wait() returns at once: the daemon has answered, or no response will come. Cheap to poll."""
         return self._pending.ready
+
+    def call_when_ready(self, call: Callable[[], object]) -> None:
+        """Calls `call` when the prefetch is ready, in any thread, or at once.
+
+        Args:
+            call: Never waits or raises an exception. It may be called twice.
+        """
+        self._pending.call = call
+        if self._pending.ready:
+            call()
 
     def wait(self, timeout: float) -> int:
         """Returns how many pages, from the first on, were in memory when the daemon answered. May be called again.

@@ -12,16 +12,16 @@ from typing import Final
 import msgspec
 
 from pagetier.client.client import Client
-from pagetier.client.engines.prefetch_thread import PrefetchThread
+from pagetier.client.engines.prefetch_thread import PrefetchThread, part_of
 from pagetier.client.group_fleet_lookup import GroupLocation, LocatedHit
 from pagetier.client.group_match import GroupMatch
+from pagetier.client.load_or_compute import Decision, LoadOrCompute, LowerTier
 from pagetier.client.prefetch import Prefetch
 from pagetier.shm import clock
 
 _LATE_S: Final = 0.1  # by which a daemon that works is late at most
 _LEAST_S: Final = 1.0  # the least timeout of a read, also if no request waits for it
 _FORGOTTEN_S: Final = 10.0  # after which an answer that is late does not come any more
-_MEASURED_S: Final = 10.0  # after which a slow fleet is read from again, to measure whether it is still slow
 
 
 class FleetLimits(msgspec.Struct, frozen=True):
@@ -94,16 +94,16 @@ class FleetReads:
     Args:
         client: The client.
         thread: Sends questions and reads.
+        rule: Says what is read.
 
     Attributes:
         limits: When the fleet is asked, and how long a request waits.
     """
 
-    def __init__(self, client: Client, thread: PrefetchThread) -> None:
-        self._client, self._thread = client, thread
+    def __init__(self, client: Client, thread: PrefetchThread, rule: LoadOrCompute) -> None:
+        self._client, self._thread, self._rule = client, thread, rule
         self.limits = FleetLimits()
         self._open: dict[bytes, FleetRead] = {}
-        self._read_at = -math.inf
 
     @property
     def answers(self) -> bool:
@@ -112,7 +112,7 @@ class FleetReads:
         return session is not None and session.asks_fleet
 
     def ask(self, match: GroupMatch, known_tokens: int) -> FleetRead | None:
-        """Asks for the pages after a match, unless they are too few or the daemon does not answer.
+        """Asks for the pages after a match, unless they are too few, computing is faster or the daemon does not answer.
 
         Args:
             match: The match. It may be released.
@@ -121,11 +121,10 @@ class FleetReads:
         Returns:
             The question, maybe that of another request with the same first missing page; None if none is asked.
         """
-        if match.asked - max(match.available_tokens, known_tokens) < self.limits.least:
+        needed, now = range(max(match.available_tokens, known_tokens), match.asked), clock.now()
+        if len(needed) < self.limits.least or not self._rule.asks(LowerTier.FLEET, needed, now):
             return None
-        first = match.groups[0]
-        key = first.keys[match.available_tokens // first.group.page_tokens]
-        now = clock.now()
+        key = match.first_key_after(match.available_tokens)
         for ended in [one for one in self._open.values() if one.ended or one.is_late(now - _FORGOTTEN_S)]:
             ended.end()
             del self._open[ended.first_key]
@@ -157,25 +156,29 @@ class FleetReads:
     def _read(self, read: FleetRead, location: GroupLocation) -> None:
         if read.hit is not None:
             return  # called twice
-        hit, in_time = self._worthwhile_hit(location, self._most_bytes(location.rate)), True
-        if hit is None and clock.now() - self._read_at > _MEASURED_S:
-            hit, in_time = self._worthwhile_hit(location, math.inf), False
-        if hit is None:
+        hit, decision = self._decided(location)
+        if hit is None or decision is Decision.COMPUTE:
             read.end()
             return
-        self._read_at = clock.now()
-        prefetch = self._client.prefetch_groups(read.match, max(self.limits.timeout, _LEAST_S), hit)
-        read.begin_read(hit, prefetch, in_time=in_time)
+        timeout, begins = max(self.limits.timeout, _LEAST_S), location.match.available_tokens
+        sent = self._rule.sent(LowerTier.FLEET, hit.tokens - begins, timeout, clock.now())
+        prefetch = self._client.prefetch_groups(read.match, timeout, hit)
+        read.begin_read(hit, prefetch, in_time=decision is Decision.LOAD)
+        prefetch.call_when_ready(lambda: self._rule.ended(sent, part_of(prefetch), clock.now()))
+
+    def _decided(self, location: GroupLocation) -> tuple[LocatedHit | None, Decision]:
+        """Returns the longest hit that can come in time, and what becomes of it."""
+        hit, begins = self._worthwhile_hit(location, math.inf), location.match.available_tokens
+        if hit is None:
+            return None, Decision.COMPUTE
+        part = self._rule.part_in_time(LowerTier.FLEET, hit.tokens - begins, self.limits.timeout or _LEAST_S)
+        in_time = self._worthwhile_hit(location, part * hit.fleet_bytes)
+        if in_time is None:
+            return hit, self._rule.probe(LowerTier.FLEET, clock.now())
+        return in_time, self._rule.decide(LowerTier.FLEET, range(begins, in_time.tokens), clock.now())
 
     def _worthwhile_hit(self, location: GroupLocation, most_bytes: float) -> LocatedHit | None:
         """Returns the longest hit within these bytes, None if it gains less than `limits.least` tokens."""
         hit = location.longest_hit(most_bytes)
         gains = hit is not None and hit.tokens - location.match.available_tokens >= self.limits.least
         return hit if gains else None
-
-    def _most_bytes(self, rate: float) -> float:
-        """Returns the bytes that can come in time at the measured rate, beside those that other reads wait for."""
-        if not rate:
-            return math.inf
-        reading = sum(one.hit.fleet_bytes for one in tuple(self._open.values()) if one.hit and not one.ended)
-        return rate * (self.limits.timeout or _LEAST_S) - reading

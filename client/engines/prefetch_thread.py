@@ -27,6 +27,11 @@ class PendingPrefetch:
         return self._sent.done() and (self._sent.cancelled() or self._sent.result().ready)
 
 
+def part_of(prefetch: Prefetch) -> float:
+    """Returns the part of the pages of a prefetch that has ended which came, from the first on; at most 1."""
+    return prefetch.wait(0.0) / prefetch.pages if prefetch.pages else 1.0
+
+
 class PrefetchThread:
     """One thread that sends all prefetch requests and hints. No method blocks."""
 
@@ -35,17 +40,23 @@ class PrefetchThread:
         self._hints: list[None] = []  # one element for each that waits to be sent: append and pop are atomic
         self._thread = ThreadPoolExecutor(1, "pagetier-ask")
 
-    def submit(self, match: GroupMatch, timeout: float) -> PendingPrefetch:
+    def submit(self, match: GroupMatch, timeout: float, ended: Callable[[float], None]) -> PendingPrefetch:
         """Requests the pages of `match` that are available but not pinned.
 
         Args:
             match: The match. It may be released before the prefetch ends.
             timeout: Seconds that the disk has.
+            ended: Called in any thread when the prefetch has ended, maybe twice, with the part of the pages that came.
 
         Returns:
             A handle that reports the end of the prefetch.
         """
-        return PendingPrefetch(self._thread.submit(self._client.prefetch_groups, match, timeout))
+        return PendingPrefetch(self._thread.submit(self._prefetch, match, timeout, ended))
+
+    def _prefetch(self, match: GroupMatch, timeout: float, ended: Callable[[float], None]) -> Prefetch:
+        prefetch = self._client.prefetch_groups(match, timeout)
+        prefetch.call_when_ready(lambda: ended(part_of(prefetch)))
+        return prefetch
 
     def run(self, call: Callable[[], object]) -> bool:
         """Calls a function on the thread. Returns whether it will be called: it is not after close()."""

@@ -72,6 +72,7 @@ def _config(settings: dict[str, Any], groups: Any, parallel: dict[str, int]) -> 
     """Returns vLLM's configuration of an engine with the connector. The arguments are those of HarnessedEngine."""
     engine_settings: dict[str, Any] = {"max_num_batched_tokens": 64} | settings.pop("engine", {})
     cache = settings.pop("cache", "on")
+    settings.setdefault("load", "always")  # the worker computes nothing, which no read can beat
     config = harness().create_vllm_config(
         model=str(tiny_model.make("llama", MODELS)),
         block_size=BLOCK,
@@ -101,7 +102,8 @@ class HarnessedEngine:
         lag: Steps that are scheduled before the output of the first is processed; with 1 vLLM schedules asynchronously.
         hashed: Tokens of a block hash.
         parallel: Fields of vLLM's ParallelConfig.
-        settings: The connector's settings; "engine" has the arguments of the harness, "cache" is "off" if
+        settings: The connector's settings, with "load": "always" unless they say else; "engine" has the arguments
+            of the harness, "cache" is "off" if
             vLLM's own prefix cache is off.
 
     Attributes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,7 @@ class FakeClient:
         self.session: Any = None
         self.limits: list[int | None] = []
         self.counted: list[Lookup] = []
+        self.calls: list[Callable[[], object]] = []
 
     def find_groups(self, groups: list[GroupKeys], limit: int | None = None) -> Any:
         self.matches += 1
@@ -53,6 +55,14 @@ class FakeClient:
         fake = self
 
         class Prefetch:
+            pages = 1
+
+            def wait(self, timeout: float) -> int:
+                return int(fake.answered)
+
+            def call_when_ready(self, call: Callable[[], object]) -> None:
+                fake.calls.append(call)
+
             @property
             def ready(self) -> bool:
                 return fake.answered
@@ -72,6 +82,9 @@ class Found:
         self.fake.pinned -= self.pinned
         self.pinned = False
 
+    def first_key_after(self, tokens: int) -> bytes:
+        return b"%032d" % tokens
+
     def __enter__(self) -> Found:
         return self
 
@@ -89,5 +102,9 @@ def request(tokens: int = 41, name: str = "one") -> Any:
 def nothing_scheduled() -> Any:
     cached = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
     return SimpleNamespace(
-        scheduled_new_reqs=[], scheduled_cached_reqs=cached, num_scheduled_tokens={}, scheduled_spec_decode_tokens={}
+        total_num_scheduled_tokens=0,
+        scheduled_new_reqs=[],
+        scheduled_cached_reqs=cached,
+        num_scheduled_tokens={},
+        scheduled_spec_decode_tokens={},
     )

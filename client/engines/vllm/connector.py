@@ -243,6 +243,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         self._use_shapes(getattr(getattr(connector_output, "kv_connector_worker_meta", None), "shapes", ()))
         if self._scheduler is None:
             return
+        self._scheduler.steps.end(clock.now())
         blocks = getattr(connector_output, "invalid_block_ids", None) or frozenset()
         self._scheduler.failed(getattr(connector_output, "failed_recving", None) or (), blocks)
         self._scheduler.loaded(connector_output.finished_recving or (), connector_output.finished_sending or ())
@@ -276,8 +277,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def take_events(self) -> Iterable[Any]:
         """Returns the events of the pages that came and left since the last call."""
-        events = self._scheduler.events if self._scheduler is not None else None
-        if events is None:
+        if self._scheduler is None or (events := self._scheduler.events) is None:
             return ()
         self._idle.start(events)
         return events.taken()

@@ -102,10 +102,11 @@ class RequestState:
         request: vLLM's Request.
         groups: The groups of the model, with the namespaces of this request.
         found: The pages that are pinned for it.
-        prefetch: The prefetch of its pages on disk.
+        early: The read from disk that it has begun when it arrived.
+        prefetch: The read from disk for which it waits, or has waited.
         disk_wait_ends: The time until which it waits for the disk, by the clock.
         fleet: The question to the fleet for its pages, and the read of them.
-        fleet_wait_ends: The time until which it waits for the fleet; 0 before it waits.
+        fleet_wait_begins: The time from which on it waits for the fleet; 0 before it waits.
         asks_fleet_again: Whether it may ask once more, because it shared the question of another request.
         from_memory: The tokens that its first match found in memory; -1 before.
         on_host: The tokens that its first match found in memory or on disk.
@@ -134,15 +135,14 @@ class RequestState:
         self.said = said
         self.groups = groups
         self.found: PinnedHit | None = None
+        self.early: PendingPrefetch | None = None
         self.prefetch: PendingPrefetch | None = None
         self.fleet: FleetRead | None = None
-        self.disk_wait_ends = self.fleet_wait_ends = 0.0
+        self.disk_wait_ends = self.fleet_wait_begins = 0.0
         self.asks_fleet_again = True
         self.from_memory = self.on_host = -1
         self.loading = False
-        self.failures = 0
-        self.offered = 0
-        self.computed = 0
+        self.failures = self.offered = self.computed = 0
         self.is_new = False
         self.lookup: Lookup | None = None
         self.taken = NO_TOKENS
@@ -207,6 +207,14 @@ class RequestState:
         for group, group_keys in zip(self.groups, keys, strict=True):
             asked.extend(group.after_a_hit(group_keys))
         return asked
+
+    def is_in(self, pool: Any, tokens: int) -> bool | None:
+        """Returns whether vLLM's BlockPool has the page before `tokens`; None if that is not known."""
+        group, hashes = self.groups[0], self.request.block_hashes
+        pages = tokens // group.kind.page_tokens
+        if group.hashes != 1 or pool is None or not pages:
+            return None
+        return pool.get_cached_block(hashes[pages - 1], [0]) is not None
 
     def mark_stored(self, tokens: int) -> None:
         """Records that the first `tokens` tokens are cached and need not be stored."""

@@ -22,13 +22,14 @@ from pagetier.client.engines.vllm.namespace import with_adapter
 from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.private_namespaces import PrivateNamespaces
 from pagetier.client.engines.vllm.request_state import NO_TOKENS, LoadedTokens, PinnedHit, RequestState
+from pagetier.client.engines.vllm.step_times import StepTimes
 from pagetier.client.engines.vllm.store_planner import (
     blocks_of_others,
     late_store_commands,
     store_commands,
     take_blocks,
 )
-from pagetier.client.engines.vllm.tier_reads import TierReads
+from pagetier.client.engines.vllm.tier_reads import ReadLimits, TierReads
 from pagetier.client.keys import Namespace
 from pagetier.shm import clock
 
@@ -42,13 +43,14 @@ class SchedulerHalf:
     Args:
         client: This process's client.
         groups: The groups in vLLM's order.
-        disk_timeout: Seconds that a request may wait for pages on disk.
+        limits: Which pages are read from disk and the fleet, and how long a request waits for them.
         events: Announces the pages of requests; None if KV cache events are disabled.
         private: The namespaces that no other engine can name.
         prefix_cache: Whether vLLM has a prefix cache of its own.
 
     Attributes:
         reads: Reads pages from disk and from the fleet.
+        steps: Measures how long the steps of vLLM take.
         gpu_pages: The pages that are stored when they leave vLLM's cache; None to store each when it is computed.
         pool: vLLM's BlockPool; None if vLLM did not offer it.
         adapters: Identifies LoRA adapters; None if their pages are not shared with other engines.
@@ -58,14 +60,15 @@ class SchedulerHalf:
         self,
         client: Client,
         groups: Sequence[PagedGroup],
-        disk_timeout: float,
+        limits: ReadLimits,
         events: VllmEvents | None = None,
         private: Iterable[Namespace] = (),
         prefix_cache: PrefixCache = PrefixCache.ON,
     ) -> None:
         self._client, self._groups = client, tuple(groups)
         self._prefetches = PrefetchThread(client)
-        self.reads = TierReads(client, self._prefetches, disk_timeout)
+        self.reads = TierReads(client, self._prefetches, limits)
+        self.steps = StepTimes(self.reads.rule)
         self._arriving = ArrivingPages(prefix_cache)
         self._tracked: dict[str, RequestState] = {}
         self._loads: list[LoadCommand] = []
@@ -87,8 +90,8 @@ class SchedulerHalf:
         if not self.reads.any_tier or skips or not tracked.said.prefetch:
             return
         match = self._client.find_groups(tracked.keys_after(0), limit=request.num_tokens - 1)
-        disk = self._gpu_has(tracked, match.available_tokens) is False
-        fleet = self.gpu_pages is None and self.reads.fleet.answers and not self._gpu_has(tracked, match.asked)
+        disk = tracked.is_in(self.pool, match.available_tokens) is False
+        fleet = self.gpu_pages is None and self.reads.fleet.answers and not tracked.is_in(self.pool, match.asked)
         if self.reads.begin_early(tracked, match, disk=disk, fleet=fleet):
             self._lookups.record(tracked, match, 0)
         match.release()
@@ -154,6 +157,7 @@ class SchedulerHalf:
         self._loads, self._late, self._written, self._given = [], [], set(), {}
         self._arriving.end_step()
         self._release_expired(clock.now())
+        self.steps.begin(output, tracked, clock.now())
         return commands
 
     def failed(self, requests: Container[str], blocks: Set[int]) -> None:
@@ -284,14 +288,6 @@ class SchedulerHalf:
         on_host = min(tokens, tracked.on_host) if reads_fleet else tokens
         tracked.found = PinnedHit(match, tokens, min(tokens, tracked.from_memory), on_host, now, begins)
         return tracked.found
-
-    def _gpu_has(self, tracked: RequestState, tokens: int) -> bool | None:
-        """Returns whether vLLM's own cache has the page before `tokens`; None if that is not known."""
-        group, hashes = tracked.groups[0], tracked.request.block_hashes
-        pages = tokens // group.kind.page_tokens
-        if group.hashes != 1 or self.pool is None or not pages:
-            return None
-        return self.pool.get_cached_block(hashes[pages - 1], [0]) is not None
 
     def _release_expired(self, now: float) -> None:
         for tracked in self._tracked.values():

@@ -9,6 +9,7 @@ import msgspec
 
 from pagetier.client.engines.fleet_reads import FleetLimits
 from pagetier.client.engines.switch import SettingsOrigin
+from pagetier.client.load_or_compute import load_modes
 
 _OPTION: Final = "kv_connector_extra_config"
 
@@ -22,6 +23,8 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True):
         remote_timeout: Seconds that a request may wait for pages of the fleet; with 0 no request waits for it.
         remote_ask_timeout: Seconds that a request may wait for the answer which pages the fleet has.
         remote_least: The least number of tokens by which the fleet must make a hit longer; else it is not asked.
+        load: Whether prefixes on disk and in the fleet are loaded where that is faster than computing, by what the
+            engine measures, or always, or never; see load_modes().
         salt: Engines with different salts share no pages.
         name: The engine's name for administrators; empty for the name of the program.
         weights: A text that identifies the engine's weights, those of a draft model too, instead of commits or files.
@@ -40,6 +43,7 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True):
     remote_timeout: float = 2.0
     remote_ask_timeout: float = 0.05
     remote_least: int = 256
+    load: str = "measured"
     salt: str = ""
     name: str = ""
     weights: str = ""
@@ -53,6 +57,7 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("disk_timeout", "remote_timeout", "remote_ask_timeout", "events_lease"):
             if not 0 <= getattr(self, name) <= 3600:
                 raise ValueError(f"{name} must be from 0 to 3600 seconds, not {getattr(self, name)}")
+        load_modes(self.load)
         if self.remote_least < 1:
             raise ValueError(f"remote_least must be 1 token or more, not {self.remote_least}")
 

@@ -30,10 +30,12 @@ from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler
 from pagetier.client.engines.vllm.rank_share import check_prefill, kind_in, share_of
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.engines.vllm.settings import ConnectorSettings, directions_of
+from pagetier.client.engines.vllm.tier_reads import ReadLimits
 from pagetier.client.engines.vllm.worker import RankGroup, WorkerHalf, Zeroing
 from pagetier.client.engines.weights import ModelIdentity, started_ns
 from pagetier.client.engines.weights_thread import WeightsThread
 from pagetier.client.keys import Namespace
+from pagetier.client.load_or_compute import load_modes
 from pagetier.client.reconnect import LinkEvent
 from pagetier.kernels.layout.transfer import PagedCache
 
@@ -164,8 +166,8 @@ def open_scheduler(
         paged = paged_groups(identity)
         private = () if identity.weights else [group.namespace for group in paged]
         events = _kv_cache_events(config, groups, client, pool, settings, shares=len(paged) // len(kinds))
-        half = SchedulerHalf(client, paged, settings.disk_timeout, events, private, prefix_cache_of(config))
-        half.reads.fleet.limits = settings.fleet_limits
+        limits = ReadLimits(settings.disk_timeout, settings.fleet_limits, load_modes(settings.load))
+        half = SchedulerHalf(client, paged, limits, events, private, prefix_cache_of(config))
         half.pool = pool
         if (lora := getattr(config, "lora_config", None)) is not None:
             half.adapters = LoraAdapters(FileDigests(user_memory()), started_ns(), str(lora.lora_dtype))

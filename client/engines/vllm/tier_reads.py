@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from pagetier.client.client import Client
-from pagetier.client.engines.fleet_reads import FleetReads
-from pagetier.client.engines.prefetch_thread import PrefetchThread
+from pagetier.client.engines.fleet_reads import FleetLimits, FleetReads
+from pagetier.client.engines.prefetch_thread import PendingPrefetch, PrefetchThread
 from pagetier.client.engines.vllm.request_state import RequestState
 from pagetier.client.group_match import GroupMatch
+from pagetier.client.load_or_compute import Decision, LoadMode, LoadOrCompute, LowerTier
+from pagetier.shm import clock
 
 _DISK_S: Final = 1.0  # the least timeout of a prefetch, whether the request waits for it or not
+
+
+class ReadLimits(msgspec.Struct, frozen=True):
+    """Which pages are read, and how long a request waits for them.
+
+    Attributes:
+        disk_timeout: Seconds that a request may wait for pages on disk.
+        fleet: When the fleet is asked, and how long a request waits for it.
+        load: Where loading does not depend on what was measured; see load_modes().
+    """
+
+    disk_timeout: float
+    fleet: FleetLimits = FleetLimits()
+    load: Mapping[LowerTier, LoadMode] = {}
 
 
 class TierReads:
@@ -19,15 +38,19 @@ class TierReads:
     Args:
         client: This process's client.
         thread: Sends the requests to the daemon.
-        disk_timeout: Seconds that a request may wait for pages on disk.
+        limits: Which pages are read, and how long a request waits for them.
 
     Attributes:
         fleet: Asks the fleet and reads from it.
+        rule: Says whether prefixes are loaded or computed.
     """
 
-    def __init__(self, client: Client, thread: PrefetchThread, disk_timeout: float) -> None:
-        self._client, self._thread, self._disk_timeout = client, thread, disk_timeout
-        self.fleet = FleetReads(client, thread)
+    def __init__(self, client: Client, thread: PrefetchThread, limits: ReadLimits) -> None:
+        self._client, self._thread, self._disk_timeout = client, thread, limits.disk_timeout
+        self.rule = LoadOrCompute(limits.load)
+        self.fleet = FleetReads(client, thread, self.rule)
+        self.fleet.limits = limits.fleet
+        self._awaited: dict[bytes, int] = {}  # by the first key that is read, the end of what is read from disk
 
     @property
     def any_tier(self) -> bool:
@@ -48,9 +71,11 @@ class TierReads:
             Whether any pages are requested.
         """
         reads_disk = disk and match.available_tokens > match.tokens
-        if reads_disk:
-            self._thread.submit(match, max(self._disk_timeout, _DISK_S))
-        return (fleet and self._ask_fleet(tracked, match, 0)) or reads_disk
+        decision = self._decide_disk(match, match.tokens, clock.now()) if reads_disk else Decision.LOAD
+        if reads_disk and decision is not Decision.COMPUTE:
+            tracked.early = self._read_disk(match)
+        asks = fleet and decision is Decision.LOAD and self._ask_fleet(tracked, match, 0)
+        return asks or tracked.early is not None
 
     def decide_wait(self, tracked: RequestState, known_tokens: int, now: float) -> bool:
         """Decides whether a request that is due waits for pages that are being read; the first call starts the wait.
@@ -68,12 +93,15 @@ class TierReads:
         limits = self.fleet.limits
         if tracked.fleet is None or not limits.timeout:
             return False
-        if not tracked.fleet_wait_ends:
-            tracked.fleet_wait_ends = now + limits.ask_timeout + limits.timeout
-        hit = tracked.fleet.hit
-        if hit is not None and hit.tokens - known_tokens < limits.least:
-            return False
-        return now < tracked.fleet_wait_ends and tracked.fleet.waits(now)
+        if not tracked.fleet_wait_begins:
+            tracked.fleet_wait_begins = now
+        hit, longest = tracked.fleet.hit, limits.timeout
+        if hit is not None:
+            needed = range(max(known_tokens, tracked.fleet.match.available_tokens), hit.tokens)
+            if hit.tokens - known_tokens < limits.least:
+                return False
+            longest = min(longest, self.rule.longest_wait(LowerTier.FLEET, needed))
+        return now < tracked.fleet_wait_begins + limits.ask_timeout + longest and tracked.fleet.waits(now)
 
     def begin(self, tracked: RequestState, match: GroupMatch, known_tokens: int, now: float) -> bool:
         """Requests the pages after a match, once for each request.
@@ -89,13 +117,47 @@ class TierReads:
         """
         if not tracked.said.prefetch:
             return False
-        waits = False
+        waits, begins = False, max(match.tokens, known_tokens)
         # Pages that no request waits for are found in memory by the next one.
-        if tracked.prefetch is None and match.available_tokens > max(match.tokens, known_tokens):
-            tracked.prefetch = self._thread.submit(match, max(self._disk_timeout, _DISK_S))
-            tracked.disk_wait_ends = now + self._disk_timeout
-            waits = bool(self._disk_timeout)
+        if tracked.prefetch is None and match.available_tokens > begins:
+            decision = self._decide_disk(match, begins, now)
+            if decision is Decision.LOAD:
+                waits = self._wait_for_disk(tracked, match, range(begins, match.available_tokens), now)
+            else:
+                if decision is Decision.PROBE:
+                    self._read_disk(match)
+                return False  # what the fleet has comes after these pages
         return (self._ask_fleet(tracked, match, known_tokens) and bool(self.fleet.limits.timeout)) or waits
+
+    def _wait_for_disk(self, tracked: RequestState, match: GroupMatch, needed: range, now: float) -> bool:
+        """Lets a request wait for the read that it has begun early, or for a new one. Returns whether it waits."""
+        early = tracked.early
+        tracked.prefetch = early if early is not None and not early.ready else self._read_disk(match)
+        tracked.disk_wait_ends = now + min(self._disk_timeout, self.rule.longest_wait(LowerTier.DISK, needed))
+        return bool(self._disk_timeout)
+
+    def _decide_disk(self, match: GroupMatch, begins: int, now: float) -> Decision:
+        """Decides what becomes of the pages of a match on disk."""
+        needed = range(begins, match.available_tokens)
+        awaited = min(self._awaited.get(match.first_key_after(match.tokens), 0), needed.stop) - needed.start
+        return self.rule.decide(LowerTier.DISK, needed, now, max(0, awaited))
+
+    def _read_disk(self, match: GroupMatch) -> PendingPrefetch:
+        """Requests the pages of a match on disk. Those that another request awaits are read once."""
+        key, ends, timeout = (
+            match.first_key_after(match.tokens),
+            match.available_tokens,
+            max(self._disk_timeout, _DISK_S),
+        )
+        begins = max(match.tokens, min(self._awaited.get(key, 0), ends))
+        sent = self.rule.sent(LowerTier.DISK, ends - begins, timeout, clock.now())
+        self._awaited[key] = max(ends, begins)
+
+        def ended(part: float) -> None:
+            self._awaited.pop(key, None)
+            self.rule.ended(sent, part, clock.now())
+
+        return self._thread.submit(match, timeout, ended)
 
     def _ask_fleet(self, tracked: RequestState, match: GroupMatch, known_tokens: int) -> bool:
         """Asks the fleet, at most twice: a request that shared a question may lack other pages than that one."""

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pagetier.client.engines.fleet_reads import FleetLimits, FleetRead, FleetReads
-from pagetier.client.engines.vllm.tier_reads import TierReads
+from pagetier.client.engines.vllm.tier_reads import ReadLimits, TierReads
+from pagetier.client.load_or_compute import LoadOrCompute, load_modes
 from virtual_clock import VirtualClock
 
 _PAGE_TOKENS = 256
@@ -18,39 +19,60 @@ LIMITS = FleetLimits(READ_S, _PAGE_TOKENS, ASK_S)
 _STEP_S = 0.001
 
 
+NEVER_READY: Any = SimpleNamespace(ready=False, call_when_ready=lambda call: None)
+
+
 class _Thread:
     """A thread that does what it is asked for at once, or never."""
 
     def __init__(self, *, works: bool) -> None:
         self._works = works
         self.disk_s: list[float] = []
+        self._open: list[Callable[[float], None]] = []
 
     def run(self, call: Callable[[], object]) -> bool:
         if self._works:
             call()
         return True
 
-    def submit(self, match: object, timeout: float) -> Any:
+    def submit(self, match: object, timeout: float, ended: Callable[[float], None]) -> Any:
         self.disk_s.append(timeout)
+        self._open.append(ended)
         return SimpleNamespace(ready=False)
+
+    def end_reads(self) -> None:
+        for ended in self._open:
+            ended(1.0)
+        self._open.clear()
 
 
 class _SlowFleet:
-    """A client that locates all pages, and that reads one page a second and never ends."""
+    """A client that locates all pages, and that reads until end_reads().
+
+    Attributes:
+        read_s: The timeout of each read.
+    """
 
     def __init__(self) -> None:
         self.read_s: list[float] = []
+        self._open: list[Callable[[], object]] = []
         self.session = SimpleNamespace(asks_fleet=True)
 
     def locate_groups(self, match: Any) -> Any:
         def longest_hit(most_bytes: float) -> Any:
             return hit_of(match.asked) if most_bytes >= 4 else None
 
-        return SimpleNamespace(match=match, rate=1.0, longest_hit=longest_hit, call_when_ready=lambda call: call())
+        return SimpleNamespace(match=match, longest_hit=longest_hit, call_when_ready=lambda call: call())
 
     def prefetch_groups(self, match: object, timeout: float, hit: object) -> Any:
         self.read_s.append(timeout)
-        return SimpleNamespace(ready=False)
+        wait = lambda timeout: 4  # noqa: E731
+        return SimpleNamespace(ready=False, pages=4, wait=wait, call_when_ready=self._open.append)
+
+    def end_reads(self) -> None:
+        for call in self._open:
+            call()
+        self._open.clear()
 
 
 def hit_of(tokens: int = 4 * _PAGE_TOKENS) -> Any:
@@ -60,14 +82,24 @@ def hit_of(tokens: int = 4 * _PAGE_TOKENS) -> Any:
 def match_of(prompt: int, available: int = 0) -> Any:
     """Returns a match of four pages that found none of them in memory."""
     keys = [b"%031d%d" % (prompt, page) for page in range(4)]
-    group = SimpleNamespace(keys=keys, group=SimpleNamespace(page_tokens=_PAGE_TOKENS))
-    return SimpleNamespace(asked=4 * _PAGE_TOKENS, available_tokens=available, tokens=0, groups=[group])
+    return SimpleNamespace(
+        asked=4 * _PAGE_TOKENS,
+        available_tokens=available,
+        tokens=0,
+        first_key_after=lambda tokens: keys[tokens // _PAGE_TOKENS],
+    )
 
 
 def reads_of(client: Any = None, limits: FleetLimits = LIMITS, *, works: bool = False) -> FleetReads:
-    reads = FleetReads(client, _Thread(works=works))  # type: ignore[arg-type]
+    reads = FleetReads(client, _Thread(works=works), LoadOrCompute())  # type: ignore[arg-type]
     reads.limits = limits
     return reads
+
+
+def learn(rule: LoadOrCompute, seconds: float) -> None:
+    """Lets a rule know how long four pages take to compute."""
+    rule.computed(2 * _PAGE_TOKENS, 0, seconds / 2)
+    rule.computed(4 * _PAGE_TOKENS, 0, seconds)
 
 
 def asked(reads: FleetReads, prompt: int = 1) -> FleetRead:
@@ -102,20 +134,49 @@ def test_a_read_is_waited_for_as_long_as_the_limit_says(
 ) -> None:
     read = asked(reads_of(limits=FleetLimits(limit, _PAGE_TOKENS, ASK_S)))
     standing_clock.passes(0.04)
-    read.begin_read(hit_of(), SimpleNamespace(ready=False), in_time=True)  # type: ignore[arg-type]
+    read.begin_read(hit_of(), NEVER_READY, in_time=True)
     assert passes_until(standing_clock, lambda: not read.waits(standing_clock.now)) == limit
     assert passes_until(standing_clock, lambda: read.is_late(standing_clock.now)) == late - limit
 
 
-def test_a_fleet_that_is_too_slow_is_measured_again_after_ten_seconds(standing_clock: VirtualClock) -> None:
-    fleet = _SlowFleet()
+def slow_reads(fleet: _SlowFleet, clock: VirtualClock) -> FleetReads:
+    """Returns the reads of an engine that has read four pages in three seconds."""
     reads = reads_of(fleet, works=True)
-    assert asked(reads).hit is not None, "it was never measured"
-    assert not asked(reads).waits(standing_clock.now), "it cannot come in time"
+    assert asked(reads).waits(clock.now), "the fleet was never read"
+    clock.passes(3.0)
+    fleet.end_reads()
     reads._open.clear()
+    return reads
 
-    assert passes_until(standing_clock, lambda: asked(reads).hit is not None) == 10.0
+
+def test_a_fleet_that_is_too_slow_is_measured_again_after_four_seconds(standing_clock: VirtualClock) -> None:
+    fleet = _SlowFleet()
+    reads = slow_reads(fleet, standing_clock)
+    for _ in range(5):
+        assert asked(reads).hit is None, "it cannot come in time"
+        standing_clock.passes(0.199)
+    standing_clock.passes(0.005)
+    assert asked(reads).hit is not None
+    assert not asked(reads).waits(standing_clock.now), "no request waits for a probe"
     assert fleet.read_s == [READ_S] * 2
+
+
+def test_a_fleet_that_is_slower_than_computing_is_asked_only_for_probes(standing_clock: VirtualClock) -> None:
+    fleet = _SlowFleet()
+    reads = slow_reads(fleet, standing_clock)
+    reads.limits = FleetLimits(READ_S * 2, _PAGE_TOKENS, ASK_S)
+    assert asked(reads).waits(standing_clock.now), "what computing takes is not known"
+    standing_clock.passes(3.0)
+    fleet.end_reads()
+    reads._open.clear()
+    learn(reads._rule, 2.9)
+    assert reads.ask(match_of(1), 0) is None
+    standing_clock.passes(1.0)
+    assert not asked(reads).waits(standing_clock.now), "it is a probe"
+    standing_clock.passes(0.1)
+    fleet.end_reads()
+    reads._open.clear()
+    assert asked(reads).waits(standing_clock.now), "it is fast again"
 
 
 def test_a_read_has_at_least_a_second() -> None:
@@ -125,7 +186,7 @@ def test_a_read_has_at_least_a_second() -> None:
 
 
 def tracked_of(**fields: Any) -> Any:
-    defaults = {"prefetch": None, "fleet": None, "fleet_wait_ends": 0.0, "disk_wait_ends": 0.0}
+    defaults = {"prefetch": None, "fleet": None, "early": None, "fleet_wait_begins": 0.0, "disk_wait_ends": 0.0}
     said = SimpleNamespace(prefetch=True)
     return SimpleNamespace(**defaults | {"said": said, "asks_fleet_again": False} | fields)
 
@@ -135,7 +196,7 @@ def test_a_request_waits_for_the_disk_as_long_as_the_limit_says(
     limit: float, disk: float, standing_clock: VirtualClock
 ) -> None:
     thread, tracked = _Thread(works=False), tracked_of()
-    reads = TierReads(SimpleNamespace(session=None), thread, limit)  # type: ignore[arg-type]
+    reads = TierReads(SimpleNamespace(session=None), thread, ReadLimits(limit))  # type: ignore[arg-type]
     assert reads.begin(tracked, match_of(1, 4 * _PAGE_TOKENS), 0, standing_clock.now) is bool(limit)
     assert thread.disk_s == [disk]
     assert passes_until(standing_clock, lambda: not reads.decide_wait(tracked, 0, standing_clock.now)) == limit
@@ -146,8 +207,7 @@ def test_a_request_that_shares_reads_waits_no_longer_than_one_question_and_one_r
 ) -> None:
     """Each question and each read alone would be waited for as long as it takes."""
     client = SimpleNamespace(session=None)
-    reads = TierReads(client, _Thread(works=False), 0.0)  # type: ignore[arg-type]
-    reads.fleet.limits = LIMITS
+    reads = TierReads(client, _Thread(works=False), ReadLimits(0.0, LIMITS))  # type: ignore[arg-type]
     tracked = tracked_of(fleet=asked(reads.fleet))
 
     def is_over() -> bool:
@@ -156,3 +216,40 @@ def test_a_request_that_shares_reads_waits_no_longer_than_one_question_and_one_r
         return not reads.decide_wait(tracked, 0, standing_clock.now)
 
     assert passes_until(standing_clock, is_over) == ASK_S + READ_S
+
+
+@pytest.mark.parametrize(("setting", "reads_s"), [("", [2.0]), ("disk=never", []), ("disk=always", [2.0, 2.0, 2.0])])
+def test_pages_on_disk_are_computed_while_that_is_faster(
+    setting: str, reads_s: list[float], standing_clock: VirtualClock
+) -> None:
+    thread = _Thread(works=False)
+    limits = ReadLimits(2.0, load=load_modes(setting) if setting else {})
+    reads = TierReads(SimpleNamespace(session=None), thread, limits)  # type: ignore[arg-type]
+    learn(reads.rule, 0.3)
+    if reads.begin(tracked_of(), match_of(1, 4 * _PAGE_TOKENS), 0, standing_clock.now):
+        standing_clock.passes(0.4)
+        thread.end_reads()
+    waits = [reads.begin(tracked_of(), match_of(at, 4 * _PAGE_TOKENS), 0, standing_clock.now) for at in (2, 3)]
+    assert waits == [setting == "disk=always"] * 2
+    assert thread.disk_s == reads_s
+
+
+def test_requests_with_the_same_pages_on_disk_wait_for_one_read(standing_clock: VirtualClock) -> None:
+    """Five reads one after the other would take longer than computing."""
+    thread = _Thread(works=False)
+    reads = TierReads(SimpleNamespace(session=None), thread, ReadLimits(2.0))  # type: ignore[arg-type]
+    learn(reads.rule, 0.3)
+    reads.begin(tracked_of(), match_of(1, 4 * _PAGE_TOKENS), 0, standing_clock.now)
+    standing_clock.passes(0.2)
+    thread.end_reads()
+    waits = [reads.begin(tracked_of(), match_of(2, 4 * _PAGE_TOKENS), 0, standing_clock.now) for _ in range(5)]
+    assert all(waits)
+    assert not reads.begin(tracked_of(), match_of(3, 4 * _PAGE_TOKENS), 0, standing_clock.now), "others have to queue"
+
+
+def test_a_request_waits_a_little_longer_for_the_disk_than_computing_takes(standing_clock: VirtualClock) -> None:
+    reads = TierReads(SimpleNamespace(session=None), _Thread(works=False), ReadLimits(2.0))  # type: ignore[arg-type]
+    learn(reads.rule, 0.4)
+    tracked = tracked_of()
+    assert reads.begin(tracked, match_of(1, 4 * _PAGE_TOKENS), 0, standing_clock.now)
+    assert passes_until(standing_clock, lambda: not reads.decide_wait(tracked, 0, standing_clock.now)) == 0.5

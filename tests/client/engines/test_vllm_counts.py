@@ -16,6 +16,7 @@ from lookup_counts import Counted, counted
 from pagetier.client import Client, Keys
 from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
+from pagetier.client.engines.vllm.tier_reads import ReadLimits
 from pagetier.client.groups import FullAttention
 from running_daemon import namespace
 from virtual_clock import VirtualClock
@@ -30,7 +31,7 @@ class Scene:
     def __init__(self, daemon: DiskDaemon, client: Client, disk_timeout: float = LONG_S) -> None:
         self.daemon, self.client = daemon, client
         self.group = PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)
-        self.half = SchedulerHalf(client, [self.group], disk_timeout)
+        self.half = SchedulerHalf(client, [self.group], ReadLimits(disk_timeout))
         self.begin()
 
     def begin(self) -> None:

@@ -14,6 +14,7 @@ from fake_vllm_client import PAGE, FakeClient, nothing_scheduled, request
 from pagetier.client import Hint, Keys
 from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
+from pagetier.client.engines.vllm.tier_reads import ReadLimits
 from pagetier.client.groups import FullAttention
 from pagetier.client.keys import Namespace
 
@@ -43,7 +44,7 @@ def client() -> HintedClient:
 @pytest.fixture
 def half(client: HintedClient) -> Iterator[SchedulerHalf]:
     group = PagedGroup(FullAttention(PAGE), SPACE, 1, strong=False)
-    scheduler = SchedulerHalf(client, [group], 0.0)  # type: ignore[arg-type]
+    scheduler = SchedulerHalf(client, [group], ReadLimits(0.0))  # type: ignore[arg-type]
     yield scheduler
     scheduler.close()
 

@@ -11,6 +11,7 @@ from fake_vllm_client import PAGE, nothing_scheduled, request
 from pagetier.client import Client, Keys
 from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
+from pagetier.client.engines.vllm.tier_reads import ReadLimits
 from pagetier.client.groups import FullAttention, SlidingWindow
 from rescued_wait import HOUR_S
 from running_daemon import RunningDaemon, namespace
@@ -36,7 +37,7 @@ def test_a_reset_hides_stored_pages() -> None:
         for kind in (FullAttention(PAGE), SlidingWindow(PAGE, 5))
     ]
     with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client:
-        half = SchedulerHalf(client, groups, 0.0)
+        half = SchedulerHalf(client, groups, ReadLimits(0.0))
         for group in groups:
             keys = group.keys(request().block_hashes)
             client.store(keys, [b"x"] * len(keys))
@@ -53,7 +54,7 @@ def test_a_request_loaded_before_a_reset_is_not_stored(loads: str) -> None:
     """A request that was scheduled after the reset was treated as a new one."""
     groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)]
     with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client:
-        half, one = SchedulerHalf(client, groups, 0.0), request()
+        half, one = SchedulerHalf(client, groups, ReadLimits(0.0)), request()
         keys = groups[0].keys(one.block_hashes[:2])
         client.store(keys, [b"x"] * len(keys))
         half.allocated(one, [[]], half.matched(one, 0) or 0)
@@ -72,7 +73,7 @@ def test_a_request_loaded_before_a_reset_is_not_stored(loads: str) -> None:
 def test_a_request_matched_again_after_a_reset_is_stored() -> None:
     groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)]
     with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client:
-        half, one = SchedulerHalf(client, groups, 0.0), request()
+        half, one = SchedulerHalf(client, groups, ReadLimits(0.0)), request()
         half.allocated(one, [[]], half.matched(one, 0) or 0)
         half.renew()
         assert half.matched(one, 0) == 0
@@ -91,7 +92,7 @@ def test_a_reset_flushes_private_namespaces() -> None:
     """Pages in shared namespaces stay. Each reset used to leave a namespace for each group."""
     groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)]
     with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client, daemon.client() as other:
-        half = SchedulerHalf(client, groups, 0.0)
+        half = SchedulerHalf(client, groups, ReadLimits(0.0))
         shared = store(half, other)
         half.renew()
         first = store(half, other)
@@ -105,7 +106,7 @@ def test_a_reset_flushes_private_namespaces() -> None:
 def test_a_reset_flushes_pages_of_unidentified_weights() -> None:
     groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE, salt="random"), 1, True)]
     with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client, daemon.client() as other:
-        half = SchedulerHalf(client, groups, 0.0, private=[groups[0].namespace])
+        half = SchedulerHalf(client, groups, ReadLimits(0.0), private=[groups[0].namespace])
         keys = store(half, other)
         half.renew()
         assert eventually(lambda: not there(other, keys))
@@ -115,7 +116,7 @@ def test_a_reset_flushes_pages_of_unidentified_weights() -> None:
 def test_pages_in_use_at_a_reset_are_flushed_at_the_next_one() -> None:
     groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)]
     with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client, daemon.client() as other:
-        half = SchedulerHalf(client, groups, 0.0)
+        half = SchedulerHalf(client, groups, ReadLimits(0.0))
         half.renew()
         keys = store(half, other)
         with other.match(keys):
@@ -130,7 +131,7 @@ def test_many_resets_do_not_fill_the_table_of_namespaces() -> None:
     groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)]
     small = RunningDaemon("1MiB", "4KiB", "--constant", "index.namespaces=3")
     with small as daemon, daemon.client() as client, daemon.client() as other:
-        half = SchedulerHalf(client, groups, 0.0)
+        half = SchedulerHalf(client, groups, ReadLimits(0.0))
         for _ in range(20):
             assert eventually(lambda: there(other, store(half, other))), "the pages are not stored"
             half.renew()
@@ -141,7 +142,7 @@ def test_a_reset_does_not_wait_for_the_daemon() -> None:
     """The daemon is stopped, or there is none."""
     groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)]
     with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client(timeout=HOUR_S) as client:
-        half = SchedulerHalf(client, groups, 0.0)
+        half = SchedulerHalf(client, groups, ReadLimits(0.0))
         daemon.signal(signal.SIGSTOP)
         for _ in range(50):
             half.renew()

@@ -13,6 +13,7 @@ from pagetier.client import Client
 from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.request_state import LoadedTokens
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
+from pagetier.client.engines.vllm.tier_reads import ReadLimits
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.groups import FullAttention
 from running_daemon import RunningDaemon, namespace
@@ -27,7 +28,7 @@ def clock(standing_clock: VirtualClock) -> VirtualClock:
 
 def half_of(fake: Any, timeout: float = 2.0) -> SchedulerHalf:
     kind = FullAttention(PAGE)
-    return SchedulerHalf(fake, [PagedGroup(kind, namespace(PAGE), 1, True)], timeout)
+    return SchedulerHalf(fake, [PagedGroup(kind, namespace(PAGE), 1, True)], ReadLimits(timeout))
 
 
 def test_matched_returns_the_tokens_beyond_the_engines_own(clock: VirtualClock) -> None:

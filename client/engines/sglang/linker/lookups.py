@@ -233,7 +233,7 @@ class Lookups:
         if reading is None:
             return reads
         if reads.disk is None and match.available_tokens > match.tokens:
-            reads.disk = reading.disk.submit(match, self._settings.disk_timeout)
+            reads.disk = reading.disk.submit(match, self._settings.disk_timeout, lambda _: None)
         if (reads.fleet is None or self._is_worth_another(reads.fleet)) and reading.fleet.answers:
             reads.fleet = reading.fleet.ask(match, 0)
         return reads

@@ -28,6 +28,7 @@ from pagetier.client.engines.sglang.linker.released_hints import ReleasedHints
 from pagetier.client.engines.sglang.linker.transfers import RankServices, ServedGroups, Streams, Transfers
 from pagetier.client.engines.sglang.pools.device_pools import DevicePool, device_pools
 from pagetier.client.engines.weights import ModelIdentity
+from pagetier.client.load_or_compute import LoadOrCompute
 from pagetier.client.registration import paged_cache_of
 from pagetier.kernels.config.settings_file import load_settings
 
@@ -92,7 +93,7 @@ def open_transfers(
 
 
 def _fleet_reads(client: Client, thread: PrefetchThread, settings: LinkerSettings) -> FleetReads:
-    reads = FleetReads(client, thread)
+    reads = FleetReads(client, thread, LoadOrCompute())
     reads.limits = FleetLimits(settings.remote_timeout, settings.remote_least)
     return reads
 

@@ -1,0 +1,273 @@
+"""Decides whether a prefix is loaded from a tier or computed: whichever is faster by what the engine has measured.
+
+The engine reports how long its steps took (`computed`), and how long each read of a tier took (`sent`, `ended`). Both
+times are linear in a few quantities whose factors are learned, so that a decision holds for other lengths too:
+
+- *Computing* the tokens from `begins` to `ends` takes `a * tokens + b * attended`, where each token attends to all
+  before it. Each step also takes a time of its own, which does not count: a request that loads needs a step too.
+- *Loading* them takes `latency + (tokens + queued) / rate`, where `queued` are the tokens that this engine awaits from
+  the tier already. Reads of other engines show in the measured latency and rate.
+
+Nobody knows of a tier that is not read whether it is still slow. So one read in a while is a probe: no request waits
+for it, and if it is fast, loading begins again.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping
+from enum import Enum, StrEnum
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from pagetier.client.measured_time import MeasuredTime
+
+_STEPS: Final = 64  # that say how fast the engine is, which changes little
+_READS: Final = 10  # that say how fast a tier is
+_PROBE_S: Final = 2.0  # the least time between two probes
+_PROBE_READS: Final = 100  # and the reads for each of them
+_PROBE_LATEST_S: Final = 4.0  # and the time after which a probe is due, however few requests there are
+_NO_ANSWER: Final = 0.8  # of its timeout: a read that failed by then was refused, and says nothing about the speed
+_PATIENCE: Final = 1.25  # times what computing takes, for a read that should have ended by then
+_LEAST_PART: Final = 0.1  # of a read that the timeout ended
+
+
+class LowerTier(StrEnum):
+    """A tier below memory."""
+
+    DISK = "disk"
+    FLEET = "remote"
+
+
+class LoadMode(StrEnum):
+    """When prefixes are loaded from a tier."""
+
+    ALWAYS = "always"
+    MEASURED = "measured"
+    NEVER = "never"
+
+
+def load_modes(text: str) -> dict[LowerTier, LoadMode]:
+    """Returns the setting `load` of an engine: a mode, or one for each tier as in `disk=always,remote=never`.
+
+    A tier that is not named is loaded from as measured.
+
+    Raises:
+        ValueError: A tier or a mode is unknown.
+    """
+    try:
+        if "=" not in text:
+            return dict.fromkeys(LowerTier, LoadMode(text))
+        named = dict(part.strip().split("=", 1) for part in text.split(","))
+        return {LowerTier(tier): LoadMode(mode) for tier, mode in named.items()}
+    except ValueError:
+        modes, tiers = ", ".join(LoadMode), " and ".join(LowerTier)
+        raise ValueError(
+            f'load must be one of {modes}, or TIER=MODE for {tiers}, separated by commas, not "{text}"'
+        ) from None
+
+
+class Decision(Enum):
+    """What becomes of a prefix that a tier has."""
+
+    LOAD = 1
+    """The request waits for it."""
+    COMPUTE = 2
+    """The request computes it, because loading is slower or is not allowed."""
+    PROBE = 3
+    """The request computes it, and it is read without a request that waits, to measure the tier."""
+
+
+class SentRead(msgspec.Struct, eq=False):
+    """A read of a tier that has not ended.
+
+    Attributes:
+        tier: The tier.
+        tokens: The tokens that it brings.
+        queued: Those that the engine awaited from the tier before.
+        sent_at: When it was sent, by the clock.
+        timeout: The seconds that the tier has for it.
+    """
+
+    tier: LowerTier
+    tokens: int
+    queued: int
+    sent_at: float
+    timeout: float
+
+
+class LoadOrCompute:
+    """The rule of one engine, for all of its requests. Thread-safe; no method blocks.
+
+    Times are passed in, by the clock, so that the rule asks no clock.
+
+    Args:
+        modes: When prefixes are loaded, see load_modes().
+    """
+
+    def __init__(self, modes: Mapping[LowerTier, LoadMode] = MappingProxyType({})) -> None:
+        self._modes = {tier: modes.get(tier, LoadMode.MEASURED) for tier in LowerTier}
+        self._computing = MeasuredTime(3, _STEPS)
+        self._tiers = {tier: _TierSpeed() for tier in LowerTier}
+        self._lock = threading.Lock()
+
+    def computed(self, tokens: int, attended: float, seconds: float) -> None:
+        """Records a step that has computed prompts.
+
+        Args:
+            tokens: The tokens of prompts that it has computed.
+            attended: The sum over these tokens of the tokens before each of them; see attended().
+            seconds: The time that the step took.
+        """
+        with self._lock:
+            self._computing.learn((1.0, tokens, attended), seconds)
+
+    def decide(self, tier: LowerTier, needed: range, now: float, awaited: int = 0) -> Decision:
+        """Decides what becomes of a part of a prompt that a tier has.
+
+        Args:
+            tier: The tier.
+            needed: The tokens.
+            now: The time, by the clock.
+            awaited: The number of them that the engine awaits from the tier already, for another request.
+
+        Returns:
+            The decision. The caller follows it, since a probe is due seldom.
+        """
+        if (mode := self._modes[tier]) is not LoadMode.MEASURED:
+            return Decision.LOAD if mode is LoadMode.ALWAYS else Decision.COMPUTE
+        with self._lock:
+            speed = self._tiers[tier]
+            if speed.expected(len(needed) - awaited, now) <= self._saved(needed):
+                return Decision.LOAD
+            return Decision.PROBE if speed.take_probe(now) else Decision.COMPUTE
+
+    def asks(self, tier: LowerTier, needed: range, now: float) -> bool:
+        """Returns whether a tier is asked for these tokens: if it had them, it would be read, maybe as a probe."""
+        if (mode := self._modes[tier]) is not LoadMode.MEASURED:
+            return mode is LoadMode.ALWAYS
+        with self._lock:
+            speed = self._tiers[tier]
+            return speed.probe_is_due(now) or speed.expected(len(needed), now) <= self._saved(needed)
+
+    def longest_wait(self, tier: LowerTier, needed: range) -> float:
+        """Returns for how many seconds a request waits for these tokens: a little longer than computing takes.
+
+        So a request for which a tier does not answer takes at most 2.25 times as long as computing alone, and a read
+        that takes about as long as computing is not given up shortly before it ends.
+        """
+        if self._modes[tier] is LoadMode.ALWAYS:
+            return math.inf
+        with self._lock:
+            return _PATIENCE * self._saved(needed)
+
+    def probe(self, tier: LowerTier, now: float) -> Decision:
+        """Decides what becomes of tokens that cannot come in time; see decide()."""
+        with self._lock:
+            return Decision.PROBE if self._tiers[tier].take_probe(now) else Decision.COMPUTE
+
+    def part_in_time(self, tier: LowerTier, tokens: int, seconds: float) -> float:
+        """Returns which part of these tokens a tier brings within some seconds, at most 1."""
+        with self._lock:
+            return self._tiers[tier].part_in_time(tokens, seconds)
+
+    def sent(self, tier: LowerTier, tokens: int, timeout: float, now: float) -> SentRead:
+        """Returns the record of a read that was sent at `now`, for ended().
+
+        Args:
+            tier: The tier.
+            tokens: The tokens that it brings.
+            timeout: The seconds that the tier has for it.
+            now: When it was sent, by the clock.
+
+        Returns:
+            The record.
+        """
+        with self._lock:
+            return self._tiers[tier].send(SentRead(tier, tokens, 0, now, timeout))
+
+    def ended(self, read: SentRead, part: float, now: float) -> None:
+        """Records that a read has ended at `now`. May be called again for the same read, without effect.
+
+        Args:
+            read: The read.
+            part: The part of its pages that came, from the first on; at most 1.
+            now: When it ended, by the clock.
+        """
+        with self._lock:
+            self._tiers[read.tier].end(read, part, now)
+
+    def _saved(self, needed: range) -> float:
+        """Returns the seconds that computing these tokens takes; infinite before any were computed."""
+        return self._computing.seconds((0.0, len(needed), attended(needed)))
+
+
+def attended(tokens: range) -> float:
+    """Returns the sum over these tokens of the number of tokens before each of them."""
+    return len(tokens) * (tokens.start + tokens.stop - 1) / 2
+
+
+class _TierSpeed:
+    """What a tier delivers, by the reads that have ended and those that have not."""
+
+    def __init__(self) -> None:
+        self._time = MeasuredTime(2, _READS)
+        self._sent: list[SentRead] = []  # in the order in which they were sent
+        self._judged_until = -math.inf  # when the latest read was sent that has ended
+        self._read_at = -math.inf
+        self._reads_since = 0
+
+    @property
+    def _queued(self) -> int:
+        return sum(read.tokens for read in self._sent)
+
+    def expected(self, tokens: int, now: float) -> float:
+        """Returns the seconds that a read of so many tokens takes; 0 if the tier was never read.
+
+        A read in progress counts for the time that it has taken so far, unless a later one has ended before it.
+        """
+        learned = self._time.seconds((1.0, tokens + self._queued)) if self._time.known else 0.0
+        late = next((now - read.sent_at for read in self._sent if read.sent_at >= self._judged_until), 0.0)
+        return max(learned, late)
+
+    def part_in_time(self, tokens: int, seconds: float) -> float:
+        """Returns which part of these tokens come within some seconds, at most 1."""
+        if not self._time.known:
+            return 1.0
+        latency = self._time.seconds((1.0, self._queued))
+        reading = self._time.seconds((0.0, tokens))
+        return min(1.0, max(0.0, seconds - latency) / reading) if reading else float(latency <= seconds)
+
+    def probe_is_due(self, now: float) -> bool:
+        """Returns whether a read is due only to measure the tier."""
+        waited = now - self._read_at
+        return waited >= _PROBE_S and (self._reads_since >= _PROBE_READS or waited >= _PROBE_LATEST_S)
+
+    def take_probe(self, now: float) -> bool:
+        """Counts a prefix for which the tier is too slow, and returns whether it is read as a probe."""
+        self._reads_since += 1
+        if not self.probe_is_due(now):
+            return False
+        self._read_at, self._reads_since = now, 0
+        return True
+
+    def send(self, read: SentRead) -> SentRead:
+        """Adds a read to those in progress, and returns it."""
+        read.queued = self._queued
+        self._sent.append(read)
+        self._read_at, self._reads_since = max(self._read_at, read.sent_at), 0
+        return read
+
+    def end(self, read: SentRead, part: float, now: float) -> None:
+        """Learns from a read that has ended, unless it was refused."""
+        if read not in self._sent:
+            return
+        self._sent.remove(read)
+        took = now - read.sent_at
+        if part < 1 and took < _NO_ANSWER * read.timeout:
+            return
+        self._judged_until = max(self._judged_until, read.sent_at)
+        self._time.learn((1.0, read.tokens + read.queued), took / max(part, _LEAST_PART))

@@ -1,0 +1,108 @@
+"""Learns how long something takes from measurements, as a linear function of a few quantities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+_SURPRISE: Final = 2.0  # times what was expected: an outlier, or the begin of another speed
+_FIRST: Final = 5  # measurements, of which none is an outlier: they may be of other lengths than those before
+_SHORTEST_S: Final = 1e-9  # of a measurement
+# Decide how a time is divided among quantities that have always had the same proportion: the constant gets nothing.
+_DAMPING: Final = 1e-7
+_DAMPING_OF_CONSTANT: Final = 1e-4
+
+
+class MeasuredTime:
+    """A time that is linear in some quantities, as least squares learn it; the latest measurements weigh most.
+
+    No factor is negative, since more of anything takes no less time.
+
+    Args:
+        quantities: Their number. The first one is always 1: a time that each measurement takes.
+        remembered: The number of measurements that count.
+    """
+
+    def __init__(self, quantities: int, remembered: int) -> None:
+        self._kept = 1 - 1 / remembered
+        self._among = range(quantities)
+        self._squares = [[0.0] * quantities for _ in self._among]
+        self._products = [0.0] * quantities
+        self._factors: list[float] | None = None
+        self._was_slow = False
+        self._learned = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether anything was measured."""
+        return self._learned > 0
+
+    def seconds(self, quantities: Sequence[float]) -> float:
+        """Returns the expected time; infinite before the first measurement."""
+        if not self.known:
+            return math.inf
+        if self._factors is None:
+            self._factors = self._fitted()
+        return math.fsum(map(float.__mul__, self._factors, map(float, quantities)))
+
+    def learn(self, quantities: Sequence[float], seconds: float) -> None:
+        """Adds a measurement.
+
+        A fast one counts at once, since nothing takes less time than it needs. One that took far longer than expected
+        counts in full only if the one before did too.
+        """
+        if self._learned >= _FIRST:
+            seconds = self._believed(seconds, self.seconds(quantities))
+        # Errors count in proportion to the time, so that a short one is known as well as a long one.
+        seconds = max(seconds, _SHORTEST_S)
+        parts = [quantity / seconds for quantity in quantities]
+        for at in self._among:
+            row = self._squares[at]
+            for other in self._among:
+                row[other] = self._kept * row[other] + parts[at] * parts[other]
+            self._products[at] = self._kept * self._products[at] + parts[at]
+        self._factors, self._learned = None, self._learned + 1
+
+    def _believed(self, seconds: float, expected: float) -> float:
+        """Returns what counts of a measurement. The second one that took far longer makes all earlier ones slower."""
+        was_slow, self._was_slow = self._was_slow, seconds > _SURPRISE * expected
+        if not self._was_slow:
+            return seconds
+        if not was_slow:
+            return _SURPRISE * expected
+        self._scale(seconds / expected)
+        return seconds
+
+    def _scale(self, factor: float) -> None:
+        """Multiplies all earlier measurements by a factor."""
+        self._squares = [[square / factor**2 for square in row] for row in self._squares]
+        self._products = [product / factor for product in self._products]
+        self._factors = None
+
+    def _fitted(self) -> list[float]:
+        """Returns the factors: those that would be negative are 0, the most negative one first."""
+        used = [at for at in self._among if self._squares[at][at] > 0]
+        while used:
+            found = dict(zip(used, self._solved(used), strict=True))
+            least = min(used, key=found.__getitem__)
+            if found[least] >= 0:
+                return [found.get(at, 0.0) for at in self._among]
+            used.remove(least)
+        return [0.0 for _ in self._among]
+
+    def _solved(self, used: Sequence[int]) -> list[float]:
+        """Returns the factors of the quantities in `used` if there are no others, by Gaussian elimination."""
+        rows = [[self._squares[at][other] for other in used] + [self._products[at]] for at in used]
+        for at, row in enumerate(rows):
+            row[at] *= 1 + (_DAMPING if used[at] else _DAMPING_OF_CONSTANT)  # so that no pivot is 0
+        for at, pivot in enumerate(rows):
+            for row in rows[at + 1 :]:
+                factor = row[at] / pivot[at]
+                for column in range(at, len(row)):
+                    row[column] -= factor * pivot[column]
+        factors = [0.0] * len(rows)
+        for at in reversed(range(len(rows))):
+            known = sum(rows[at][other] * factors[other] for other in range(at + 1, len(rows)))
+            factors[at] = (rows[at][-1] - known) / rows[at][at]
+        return factors

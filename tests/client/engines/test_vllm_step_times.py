@@ -1,0 +1,79 @@
+"""Which steps of vLLM say how long computing a prompt takes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pagetier.client.engines.vllm.step_times import StepTimes
+
+
+class Measured:
+    """A rule that only records."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, float, float]] = []
+
+    def computed(self, tokens: int, attended: float, seconds: float) -> None:
+        self.steps.append((tokens, attended, pytest.approx(seconds)))  # type: ignore[arg-type]
+
+
+def step(new: dict[str, tuple[int, int]], cached: dict[str, tuple[int, int]] | None = None) -> Any:
+    """Returns a step with requests by the tokens that they have, and those that they compute."""
+    others = cached or {}
+    scheduled = {name: tokens for name, (_, tokens) in (new | others).items()}
+    return SimpleNamespace(
+        num_scheduled_tokens=scheduled,
+        total_num_scheduled_tokens=sum(scheduled.values()),
+        scheduled_new_reqs=[SimpleNamespace(req_id=name, num_computed_tokens=has) for name, (has, _) in new.items()],
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=list(others), num_computed_tokens=[has for has, _ in others.values()]
+        ),
+    )
+
+
+TRACKED: Any = {name: SimpleNamespace(request=SimpleNamespace(num_prompt_tokens=100)) for name in ("a", "b")}
+
+
+@pytest.fixture
+def rule() -> Measured:
+    return Measured()
+
+
+@pytest.fixture
+def times(rule: Measured) -> StepTimes:
+    return StepTimes(rule)  # type: ignore[arg-type]
+
+
+def test_a_step_counts_the_tokens_of_prompts_and_those_before_them(times: StepTimes, rule: Measured) -> None:
+    times.begin(step({"a": (10, 4)}, {"b": (96, 4)}), TRACKED, 1.0)
+    times.end(1.5)
+    assert rule.steps == [(8, 10 + 11 + 12 + 13 + 96 + 97 + 98 + 99, 0.5)]
+
+
+def test_answers_do_not_count(times: StepTimes, rule: Measured) -> None:
+    times.begin(step({}, {"a": (100, 1), "b": (110, 1)}), TRACKED, 1.0)
+    times.end(1.5)
+    times.begin(step({}, {"a": (101, 5)}), TRACKED, 2.0)  # with tokens of a draft model
+    times.end(2.5)
+    assert not rule.steps
+
+
+def test_a_step_that_was_scheduled_ahead_begins_when_the_one_before_it_ends(times: StepTimes, rule: Measured) -> None:
+    times.begin(step({"a": (0, 50)}), TRACKED, 1.0)
+    times.begin(step({}, {"a": (50, 50)}), TRACKED, 1.1)
+    times.end(2.0)
+    times.end(2.5)
+    times.begin(step({"b": (0, 60)}), TRACKED, 9.0)
+    times.end(9.25)
+    assert [(tokens, seconds) for tokens, _, seconds in rule.steps] == [(50, 1.0), (50, 0.5), (60, 0.25)]
+
+
+def test_steps_are_not_measured_while_it_is_unknown_which_one_a_report_is_of(times: StepTimes, rule: Measured) -> None:
+    times.begin(step({"a": (0, 50)}), TRACKED, 1.0)
+    times.begin(step({}), TRACKED, 1.1)
+    times.end(2.0)
+    times.end(2.1)
+    assert not rule.steps
