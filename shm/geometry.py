@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Final, Self
 
 import msgspec
 
 from pagetier.shm._core import IndexHeader, plan
+
+DEFAULT_FRAME_BYTES: Final = 1 << 20
+"""`arena.frame_size` by default. Engines choose pages that fill frames of this size."""
 
 
 class Geometry(msgspec.Struct, frozen=True):

@@ -43,10 +43,11 @@ class Ours:
         from pagetier.client.engines.vllm import PagetierConnector
         from pagetier.client.engines.vllm.connector_metadata import ShapesMetadata
         from pagetier.client.engines.vllm.namespace import PageShape
+        from pagetier.kernels.layout.page_layout import PageLayout, Rows
 
         extra = {"socket": str(stage.socket)}
         config = config_of(model, "PagetierConnector", extra, kv_connector_module_path="pagetier.client.engines.vllm")
-        groups, shape = groups_of(config), PageShape("bench", PAGE)
+        groups, shape = groups_of(config), PageShape(PageLayout(BLOCK, ((Rows("k", "uint8", 1, PAGE // BLOCK),),)))
         self._stage = stage
         self.connector = PagetierConnector(config, scheduler_role(), groups)
         self.connector.bind_gpu_block_pool(SimpleNamespace(hash_block_size=BLOCK))

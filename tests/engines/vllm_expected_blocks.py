@@ -48,16 +48,16 @@ class Reading(NamedTuple):
     """A page that is planned to be stored but not yet read."""
 
     command: StoreCommand
-    block: int
+    blocks: tuple[int, ...]
     key: bytes
     page: Page
 
 
 @dataclass
 class Loading:
-    """The page of each block, or None if the page is unavailable."""
+    """The page of each block, and the block's place in it; None if the page is unavailable."""
 
-    pages: dict[int, Page | None]
+    pages: dict[int, tuple[Page, int] | None]
 
 
 class TrueWorker:
@@ -104,7 +104,7 @@ class TrueWorker:
             if self._is_own(store.group):
                 self._store(store)
         for reading in self.reading:
-            assert self._holds(reading.block, reading.page), f"{reading} would be read after it was overwritten"
+            assert self._holds(reading.blocks, reading.page), f"{reading} would be read after it was overwritten"
 
     def end_stores(self, which: slice) -> set[str]:
         """Completes some stores. Returns the requests whose blocks are no longer needed."""
@@ -121,7 +121,7 @@ class TrueWorker:
         for block, page in loading.pages.items():
             self._overwrite(block, -1)
             if page is not None and not fails:
-                self.held[block] = Held(page.group, self._cells(page))
+                self.held[block] = Held(page[0].group, self._cells(*page))
         return whole
 
     def _is_own(self, group: int) -> bool:
@@ -134,20 +134,27 @@ class TrueWorker:
 
     def _make_room(self, written: frozenset[int]) -> None:
         for reading in self.reading:
-            if reading.block in written:
+            if not written.isdisjoint(reading.blocks):
                 assert not reading.command.retains_blocks, "retained blocks were allocated to another request"
                 self._publish(reading)
-        self.reading = [reading for reading in self.reading if reading.block not in written]
+        self.reading = [reading for reading in self.reading if written.isdisjoint(reading.blocks)]
 
     def _store(self, command: StoreCommand) -> None:
-        keys = Keys(self._group_of(command).namespace, command.keys)
-        for block, key in zip(command.blocks, keys, strict=True):
-            if block:
+        group = self._group_of(command)
+        keys = Keys(group.namespace, command.keys)
+        for blocks, key in zip(self._by_page(command), keys, strict=True):
+            if any(blocks):
+                assert all(blocks), "a page without some of its blocks"
                 page = self._names[key]
                 assert page.group + self.first == command.group, "the page belongs to another group"
-                assert self._holds(block, page), f"block {block} has {self.held.get(block)}, not {page}"
-                self.reading.append(Reading(command, block, key, page))
+                assert self._holds(blocks, page), f"blocks {blocks} have {self.held.get(blocks[0])}, not {page}"
+                self.reading.append(Reading(command, blocks, key, page))
                 self.planned_stores += 1
+
+    def _by_page(self, command: StoreCommand) -> list[tuple[int, ...]]:
+        size = self._group_of(command).blocks
+        assert len(command.blocks) % size == 0, "a page without some of its blocks"
+        return [command.blocks[at : at + size] for at in range(0, len(command.blocks), size)]
 
     def _publish(self, reading: Reading) -> None:
         keys = Keys(self._group_of(reading.command).namespace, reading.key)
@@ -160,15 +167,22 @@ class TrueWorker:
 
     def _begin(self, command: LoadCommand) -> None:
         assert command.request not in self.loading, "the request already loads"
-        pages: dict[int, Page | None] = {}
+        pages: dict[int, tuple[Page, int] | None] = {}
         for load in command.groups:
             with self.client.adopt(load.pages) as match:
                 keys = [bytearray(32) for _ in range(len(match))]
                 loaded = self.client.load(match, keys) if keys else 0
             found = [self._names[bytes(key)] for key in keys[:loaded]]
+            size = self.groups[load.group - self.first].blocks
+            assert len(load.blocks) % size == 0, "a page without some of its blocks"
             for at, block in enumerate(load.blocks):
-                assert block and block not in pages, "two pages are loaded into one block"
-                pages[block] = found[at] if at < len(found) else None
+                page, place = divmod(at, size)
+                if not block:
+                    assert not any(load.blocks[page * size : at]), "a page is loaded from a block on"
+                    assert any(load.blocks[at : (page + 1) * size]), "a page is loaded into no block"
+                    continue
+                assert block not in pages, "two pages are loaded into one block"
+                pages[block] = (found[page], place) if page < len(found) else None
                 self._overwrite(block, -1)
         self.loading[command.request] = Loading(pages)
 
@@ -196,14 +210,14 @@ class TrueWorker:
     def _write_states(self, one: Computed) -> None:
         for at, group in enumerate(self.groups):
             if isinstance(group.kind, Recurrent):
-                size = group.kind.page_tokens
+                size = group.block_tokens
                 whole = range((one.begins // size + 1) * size, one.ends, size) if group.has_every_page else ()
                 for ends in (*whole, one.ends):
                     block = one.tables[at][(ends - 1) // size]
                     self._overwrite(block, at).cells = {_ENTIRE: one.tokens[:ends]}
 
     def _write(self, at: int, one: Computed, positions: range) -> None:
-        size = self.groups[at].kind.page_tokens
+        size = self.groups[at].block_tokens
         for position in positions:
             held = self._overwrite(one.tables[at][position // size], at)
             held.cells[position % size] = one.tokens[: position + 1]
@@ -213,7 +227,7 @@ class TrueWorker:
         for at, group in enumerate(self.groups):
             if isinstance(group.kind, Recurrent) is not recurrent:
                 continue
-            size = group.kind.page_tokens
+            size = group.block_tokens
             for position in range(group.kind.first_kept(one.begins), one.begins):
                 block = one.tables[at][position // size]
                 held = self.held.get(block)
@@ -232,15 +246,19 @@ class TrueWorker:
 
     # ---- contents
 
-    def _cells(self, page: Page) -> dict[int, Tokens]:
-        kind = self.groups[page.group].kind
-        if isinstance(kind, Recurrent):
+    def _cells(self, page: Page, place: int) -> dict[int, Tokens]:
+        """Returns the content of the block at this place in a page."""
+        group = self.groups[page.group]
+        if isinstance(group.kind, Recurrent):
             return {_ENTIRE: page.tokens}
-        first = len(page.tokens) - kind.page_tokens
-        return {at: page.tokens[: first + at + 1] for at in range(kind.page_tokens)}
+        first = len(page.tokens) - group.kind.page_tokens + place * group.block_tokens
+        return {at: page.tokens[: first + at + 1] for at in range(group.block_tokens)}
 
-    def _holds(self, block: int, page: Page) -> bool:
-        held = self.held.get(block)
-        if held is None or held.group != page.group:
-            return False
-        return all(held.cells.get(at) == tokens for at, tokens in self._cells(page).items())
+    def _holds(self, blocks: Sequence[int], page: Page) -> bool:
+        for place, block in enumerate(blocks):
+            held = self.held.get(block)
+            if held is None or held.group != page.group:
+                return False
+            if any(held.cells.get(at) != tokens for at, tokens in self._cells(page, place).items()):
+                return False
+        return True

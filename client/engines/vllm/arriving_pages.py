@@ -147,7 +147,7 @@ def _hit_after(arrival: _Arrival, tracked: RequestState, computed: int) -> int:
     common = bisect_left(pages, 1, key=lambda page: int(keys[page] != arrival.keys[page]))
     tokens = (pages.start + common) * keys.namespace.page_tokens // tracked.grain * tracked.grain
     brings = all(
-        _needed(group.kind, computed, tokens).start >= _needed(group.kind, arrival.computed, arrival.tokens).start
+        _first_needed(group.kind, computed, tokens) >= _first_needed(group.kind, arrival.computed, arrival.tokens)
         for group in tracked.groups
     )
     return tokens if brings and tokens > computed else computed
@@ -175,7 +175,6 @@ def _marked(pages: range) -> range:
     return range(-(-pages.start // _MARKED) * _MARKED, pages.stop, _MARKED)
 
 
-def _needed(kind: Group, computed: int, tokens: int) -> range:
-    """Returns the pages that a hit at `tokens` needs beyond the `computed` ones."""
-    pages = kind.pages(tokens)
-    return range(max(pages.start, computed // kind.page_tokens), pages.stop)
+def _first_needed(kind: Group, computed: int, tokens: int) -> int:
+    """Returns the first token whose state a hit at `tokens` needs beyond the `computed` ones."""
+    return max(kind.pages(tokens).start * kind.page_tokens, computed)

@@ -24,13 +24,13 @@ from pagetier.client.engines.vllm.settings import directions_of, read_settings
 from pagetier.client.engines.vllm.setup import (
     announces,
     is_switched_off,
-    namespaces_of,
     open_scheduler,
     open_worker,
     recompute_failed_loads,
     require_failure_reports,
     seed_remark,
     shapes_of,
+    use_pages,
     warn_of_switch,
 )
 from pagetier.client.engines.vllm.worker import Finished, WorkerHalf
@@ -68,7 +68,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         self._pool: Any = None
         self._pending: PendingScheduler | None = None
         self._scheduler: SchedulerHalf | None = None
-        self._identity = ModelIdentity()
+        self._identity, self._chosen = ModelIdentity(), (ModelIdentity(), 1)
         self._worker: WorkerHalf | None = None
         self._shapes: tuple[PageShape, ...] = ()
         self._unsent: list[ShapesMetadata] = []
@@ -113,17 +113,16 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         so that the loads would be reported one step later. On a GPU the pass has only been enqueued.
         """
         super().bind_connector_metadata(connector_metadata)
-        self._use_identity(connector_metadata.identity)
+        self._use_pages(connector_metadata)
         self.handle_preemptions(connector_metadata)
         if self._worker is not None and self._worker.on_host:
             self._worker.load(self._commands.loads)
 
-    def _use_identity(self, identity: ModelIdentity) -> None:
-        """Stores pages in the namespaces of the model that the scheduler has identified."""
-        if self._worker is not None and identity != self._identity:
-            self._identity = identity
-            # Each command to store names its salt.
-            self._worker.use_namespaces(namespaces_of(self._config, self._groups, self._shapes, identity, ""))
+    def _use_pages(self, metadata: StepMetadata) -> None:
+        """Stores pages as the scheduler chooses: their number of blocks, and the model that it has identified."""
+        if self._worker is not None and (chosen := (metadata.identity, metadata.page_blocks)) != self._chosen:
+            self._chosen = chosen
+            use_pages(self._worker, self._config, self._groups, self._shapes, *chosen)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Begins the loads on a GPU; they complete in the background."""
@@ -235,8 +234,9 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         """Returns the commands of the step."""
-        command = StepCommands() if self._scheduler is None else self._scheduler.build(scheduler_output)
-        return StepMetadata(command, not scheduler_output.total_num_scheduled_tokens, self._identity)
+        half, idle = self._scheduler, not scheduler_output.total_num_scheduled_tokens
+        command, blocks = (StepCommands(), 1) if half is None else (half.build(scheduler_output), half.page_blocks)
+        return StepMetadata(command, idle, self._identity, blocks)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Processes the reports of the workers at the end of a step."""

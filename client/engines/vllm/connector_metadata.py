@@ -28,11 +28,13 @@ class StepMetadata(KVConnectorMetadata):
         idle: Whether nothing is computed in the step.
         identity: The identity of the model, which only the scheduler determines. Each message has it, so that all
             workers store the pages of a step in the namespaces that the scheduler has chosen.
+        page_blocks: The number of vLLM's blocks in a page, which the scheduler chooses for all workers, too.
     """
 
     commands: StepCommands = field(default_factory=StepCommands)
     idle: bool = False
     identity: ModelIdentity = field(default_factory=ModelIdentity)
+    page_blocks: int = 1
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from pagetier.client.engines.events.changes import LocationChanges
 from pagetier.client.engines.events.idle_publisher import StepOrder
 from pagetier.client.engines.events.runs import runs_of
 from pagetier.client.engines.events.table import Change
+from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.request_state import RequestState
 from pagetier.shm._core import KEY_BYTES, TierFlag
 
@@ -19,26 +21,36 @@ MEDIA: Final = {TierFlag.MEMORY: "CPU", TierFlag.DISK: "STORAGE"}
 """The medium of each tier. Routers take an unknown one for a GPU."""
 
 
-class KnownPage(msgspec.Struct, frozen=True, gc=False):
-    """A page of a request, with what a router has to know of it.
+class KnownBlock(msgspec.Struct, frozen=True, gc=False):
+    """A block of a request, with what a router has to know of it.
 
     Attributes:
-        group: The index of the group.
-        at: The index of the page in its prompt.
-        hash: vLLM's hash of its last block.
-        parent: vLLM's hash before its first block, or None.
+        hash: vLLM's hash of it.
+        parent: vLLM's hash of the block before it, or None.
         tokens: The token IDs.
         extra_keys: What vLLM hashed of it besides the tokens; None for nothing.
         lora: The request's LoRARequest, or None.
     """
 
-    group: int
-    at: int
     hash: bytes
     parent: bytes | None
     tokens: array[int]
     extra_keys: tuple[Any, ...] | None
     lora: Any
+
+
+class KnownPage(msgspec.Struct, frozen=True, gc=False):
+    """A page of a request. Routers know its blocks, but no pages.
+
+    Attributes:
+        group: The index of the group.
+        at: The index of the page in its prompt.
+        blocks: Its blocks.
+    """
+
+    group: int
+    at: int
+    blocks: tuple[KnownBlock, ...]
 
 
 class VllmEvents:
@@ -58,6 +70,7 @@ class VllmEvents:
         self._changes, self._resets = changes, resets
         self._of_groups = [{"group_idx": at, **fields_of_group(spec)} for at, spec in enumerate(specs)]
         self._events: list[Any] = []
+        self._sharing: Counter[tuple[str, int, bytes]] = Counter()  # the announced pages that have a block
         self._order = StepOrder()
 
     def learn(self, tracked: RequestState) -> None:
@@ -71,10 +84,10 @@ class VllmEvents:
             return
         groups = len(self._of_groups)
         for at, group in enumerate(tracked.groups[:groups]):
-            of_pages, shares = hashes[group.hashes - 1 :: group.hashes], tracked.keys[at::groups]
-            for page in range(tracked.learned_hashes // group.hashes, min(len(of_pages), *map(len, shares))):
+            pages, shares = len(hashes) // group.hashes, tracked.keys[at::groups]
+            for page in range(tracked.learned_hashes // group.hashes, min(pages, *map(len, shares))):
                 key = b"".join(keys.data[page * KEY_BYTES : (page + 1) * KEY_BYTES] for keys in shares)
-                self._changes.learn(key, _known_page(tracked.request, at, page, group.kind.page_tokens, of_pages))
+                self._changes.learn(key, _known_page(tracked.request, at, page, group))
         tracked.learned_hashes = len(hashes)
 
     def scheduled(self, requests: Iterable[RequestState | None]) -> None:
@@ -94,6 +107,7 @@ class VllmEvents:
         with self._order.lock:
             if cleared := self._resets():
                 self._changes.announce_again()
+                self._sharing.clear()
                 self._events = []
             self._events += self._as_events(self._changes.taken())
             events, self._events = self._events, []
@@ -118,13 +132,14 @@ class VllmEvents:
     def _as_events(self, changes: Sequence[Change[KnownPage]]) -> Iterator[Any]:
         """Returns the events of changes: what came, those nearest to the head first, and then what left."""
         came = (
-            ((medium, change.page.group), change.page)
+            ((medium, change.page.group), block)
             for change in changes
             for tier, medium in MEDIA.items()
             if change.came & tier
+            for block in self._new_blocks(change.page, medium)
         )
-        for (medium, _), pages in runs_of(came):
-            yield self._stored(pages, medium)
+        for (medium, group), blocks in runs_of(came):
+            yield self._stored(blocks, medium, group)
         yield from self._removed(changes)
 
     def _removed(self, changes: Sequence[Change[KnownPage]]) -> Iterator[Any]:
@@ -135,25 +150,45 @@ class VllmEvents:
         for change in changes:
             for tier, medium in MEDIA.items():
                 if change.left & tier:
-                    removed.setdefault((medium, change.page.group), []).append(external(change.page.hash))
+                    lost = map(external, self._lost_blocks(change.page, medium))
+                    removed.setdefault((medium, change.page.group), []).extend(lost)
         known = _fields_of(BlockRemoved)
         for (medium, group), hashes in removed.items():
             fields = {"group_idx": group, "locality": "LOCAL"}
             yield BlockRemoved(block_hashes=hashes, medium=medium, **_only(fields, known))
 
-    def _stored(self, pages: Sequence[KnownPage], medium: str) -> Any:
-        """Returns the event of pages that follow each other."""
+    def _new_blocks(self, page: KnownPage, medium: str) -> Iterator[KnownBlock]:
+        """Yields the blocks of a page that came into a tier which no other page has there."""
+        for block in page.blocks[:-1]:
+            shared = medium, page.group, block.hash
+            self._sharing[shared] += 1
+            if self._sharing[shared] == 1:
+                yield block
+        yield page.blocks[-1]  # no two pages have the same last block
+
+    def _lost_blocks(self, page: KnownPage, medium: str) -> Iterator[bytes]:
+        """Yields the hashes of the blocks of a page that left a tier which no other page has there."""
+        for block in page.blocks[:-1]:
+            shared = medium, page.group, block.hash
+            self._sharing[shared] -= 1
+            if not self._sharing[shared]:
+                del self._sharing[shared]
+                yield block.hash
+        yield page.blocks[-1].hash
+
+    def _stored(self, blocks: Sequence[KnownBlock], medium: str, group: int) -> Any:
+        """Returns the event of blocks that follow each other."""
         from vllm.distributed.kv_events import BlockStored
         from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash as external
 
-        first = pages[0]
-        fields = {"locality": "LOCAL", **self._of_groups[first.group]}
-        if any(page.extra_keys for page in pages):
-            fields["extra_keys"] = [page.extra_keys for page in pages]
+        first = blocks[0]
+        fields = {"locality": "LOCAL", **self._of_groups[group]}
+        if any(block.extra_keys for block in blocks):
+            fields["extra_keys"] = [block.extra_keys for block in blocks]
         return BlockStored(
-            block_hashes=[external(page.hash) for page in pages],
+            block_hashes=[external(block.hash) for block in blocks],
             parent_block_hash=external(first.parent) if first.parent is not None else None,
-            token_ids=[token for page in pages for token in page.tokens],
+            token_ids=[token for block in blocks for token in block.tokens],
             block_size=len(first.tokens),
             lora_id=first.lora.adapter_id if first.lora else None,
             medium=medium,
@@ -204,13 +239,17 @@ def _only(fields: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name in known}
 
 
-def _known_page(request: Any, group: int, page: int, tokens: int, hashes: Sequence[bytes]) -> KnownPage:
-    begins, ends = page * tokens, (page + 1) * tokens
-    return KnownPage(
-        group,
-        page,
-        hashes[page],
-        hashes[page - 1] if page else None,
+def _known_page(request: Any, at: int, page: int, group: PagedGroup) -> KnownPage:
+    blocks = range(page * group.blocks, (page + 1) * group.blocks)
+    return KnownPage(at, page, tuple(_known_block(request, block, group) for block in blocks))
+
+
+def _known_block(request: Any, block: int, group: PagedGroup) -> KnownBlock:
+    begins, ends = block * group.block_tokens, (block + 1) * group.block_tokens
+    hashes = group.hashes // group.blocks
+    return KnownBlock(
+        request.block_hashes[(block + 1) * hashes - 1],
+        request.block_hashes[block * hashes - 1] if block else None,
         array("I", request.all_token_ids[begins:ends]),
         _extra_keys(request, begins, ends),
         getattr(request, "lora_request", None),

@@ -8,7 +8,7 @@ vLLM's order of eviction does not change, and a page that is lost is only a miss
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 from typing import Any, Final, Protocol
 
@@ -60,27 +60,30 @@ class BlockPoolView:
 
 
 class _Page(msgspec.Struct, frozen=True, gc=False):
-    """A page in a block of vLLM's cache.
+    """A page in blocks of vLLM's cache.
 
     Attributes:
         at: Its index in the prompt.
         key: Its key.
         before: The key of the page before it, b"" if there is none.
         salt: The salt of its namespace.
-        content: vLLM's hash of the block.
+        blocks: Its blocks.
+        content: vLLM's hash of each block.
     """
 
     at: int
     key: bytes
     before: bytes
     salt: str
-    content: object
+    blocks: tuple[int, ...]
+    content: tuple[object, ...]
 
 
 class GpuPages:
     """The pages in vLLM's own cache that are offered to the daemon when they leave it. At most one for each block.
 
-    The daemon copies nothing of a page that it has, but notes its use.
+    A page of several blocks is known by its last one. vLLM frees that one first, and other pages cannot share it as
+    they may share those before it. The daemon copies nothing of a page that it has, but notes its use.
 
     Args:
         blocks: The blocks of vLLM's cache.
@@ -105,8 +108,8 @@ class GpuPages:
         """Remembers pages instead of storing them. Yields commands for those that vLLM does not cache."""
         for command in commands:
             cached = self._remember(command)
-            self._moved += cached
-            if cached < len(command.blocks):
+            self._moved += cached * len(command.blocks) // command.pages
+            if cached < command.pages:
                 yield _rest_of(command, cached)
 
     def plan(self, tracked: Mapping[str, RequestState], output: Any, written: Set[int]) -> Iterator[StoreCommand]:
@@ -125,14 +128,18 @@ class GpuPages:
 
     def _remember(self, command: StoreCommand) -> int:
         """Remembers pages up to the first one that vLLM does not cache. Returns their number."""
-        before = command.before or b""
-        for at, block in enumerate(command.blocks):
-            key = command.keys[at * KEY_BYTES : (at + 1) * KEY_BYTES]
-            if (content := self._blocks.hash_of(block)) is None:
+        before, size = command.before or b"", len(command.blocks) // command.pages
+        for at in range(command.pages):
+            key, blocks = command.keys[at * KEY_BYTES : (at + 1) * KEY_BYTES], command.blocks[at * size :][:size]
+            content = self._content_of(blocks)
+            if None in content:
                 return at
-            self._pages[block] = _Page(command.first + at, key, before, command.salt, content)
+            self._pages[blocks[-1]] = _Page(command.first + at, key, before, command.salt, blocks, content)
             before = key
-        return len(command.blocks)
+        return command.pages
+
+    def _content_of(self, blocks: Sequence[int]) -> tuple[object, ...]:
+        return tuple(map(self._blocks.hash_of, blocks))
 
     def _forget(self, written: Set[int]) -> None:
         """Forgets the pages in blocks that get new content, and notes how many blocks a step takes."""
@@ -140,12 +147,12 @@ class GpuPages:
             return
         self._moved += len(written)
         self._most_taken = max(len(written), self._most_taken - self._most_taken // _DECAY)
-        dropped = [(block, page) for block in written if (page := self._pages.pop(block, None)) is not None]
-        lost = sum(self._blocks.hash_of(block) != page.content for block, page in dropped)
+        dropped = [page for block in written if (page := self._pages.pop(block, None)) is not None]
+        lost = sum(self._content_of(page.blocks) != page.content for page in dropped)
         if lost:
             self._counters.add("unstored_pages", lost)
 
-    def _leaving(self) -> Iterator[tuple[int, _Page]]:
+    def _leaving(self) -> Iterator[_Page]:
         """Yields the pages that the next steps may evict, if the next step may take blocks that were not looked up.
 
         Twice the blocks that a step can compute are looked up, and as many as a step has taken: loads take more.
@@ -156,8 +163,8 @@ class GpuPages:
         for block in islice(self._blocks.free(), 2 * self._step_blocks + self._most_taken):
             self._looked_up += 1
             page = self._pages.pop(block, None)
-            if page is not None and self._blocks.hash_of(block) == page.content:
-                yield block, page
+            if page is not None and self._content_of(page.blocks) == page.content:
+                yield page
 
 
 def gpu_pages_of(config: Any, groups: Any, pool: Any, counters: ConnectorCounters) -> GpuPages | None:
@@ -194,23 +201,23 @@ def _obstacle(config: Any, groups: Any, pool: Any) -> str:
     return ""
 
 
-def _commands_of(pages: Iterable[tuple[int, _Page]]) -> Iterator[StoreCommand]:
+def _commands_of(pages: Iterable[_Page]) -> Iterator[StoreCommand]:
     """Yields a command for each sequence of consecutive pages, those nearest to the head of their prompt first."""
-    sequences: list[list[tuple[int, _Page]]] = []
-    ends: dict[bytes, list[tuple[int, _Page]]] = {}
-    distinct = {page.key: (block, page) for block, page in pages}
-    for block, page in sorted(distinct.values(), key=lambda one: one[1].at):
+    sequences: list[list[_Page]] = []
+    ends: dict[bytes, list[_Page]] = {}
+    distinct = {page.key: page for page in pages}
+    for page in sorted(distinct.values(), key=lambda one: one.at):
         sequence = ends.pop(page.before, None)
         if sequence is None:
             sequences.append(sequence := [])
-        sequence.append((block, page))
+        sequence.append(page)
         ends[page.key] = sequence
     yield from map(_command_of, sequences)
 
 
-def _command_of(sequence: list[tuple[int, _Page]]) -> StoreCommand:
-    first = sequence[0][1]
-    keys, blocks = b"".join(page.key for _, page in sequence), tuple(block for block, _ in sequence)
+def _command_of(sequence: list[_Page]) -> StoreCommand:
+    first = sequence[0]
+    keys, blocks = b"".join(page.key for page in sequence), tuple(block for page in sequence for block in page.blocks)
     return StoreCommand("", 0, first.at, keys, blocks, first.salt, before=first.before)
 
 
@@ -222,6 +229,6 @@ def _rest_of(command: StoreCommand, pages: int) -> StoreCommand:
         command,
         first=command.first + pages,
         keys=command.keys[pages * KEY_BYTES :],
-        blocks=command.blocks[pages:],
+        blocks=command.blocks[pages * len(command.blocks) // command.pages :],
         before=command.keys[(pages - 1) * KEY_BYTES : pages * KEY_BYTES],
     )

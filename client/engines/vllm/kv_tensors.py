@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -18,6 +19,7 @@ from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.cache_layout import CacheLayout, Plane
 from pagetier.kernels.layout.page_layout import PageLayout, Rows, Shard
 from pagetier.kernels.layout.slot_map import SlotMap
+from pagetier.kernels.layout.struct_dtypes import token_rows
 from pagetier.kernels.layout.transfer import PagedCache
 
 LayerCache: TypeAlias = Any
@@ -50,13 +52,29 @@ def paged_cache(layers: Sequence[LayerCache], spec: Any, shard: Shard, model_hea
     return _whole(cache, spec.block_size, shard, 1 if has_latents(spec) else model_heads)
 
 
-def slots_of(cache: PagedCache, blocks: Sequence[int]) -> SlotMap:
-    """Returns one page for each block, in this order. Block 0 is vLLM's null block and is skipped."""
+def slots_to_store(cache: PagedCache, blocks: Sequence[int], page_blocks: int) -> SlotMap:
+    """Returns one page for each `page_blocks` blocks, in this order. A page with vLLM's null block, 0, is skipped."""
     ids: npt.NDArray[np.int32] = np.array(blocks, np.int32)
-    ratio = cache.page.tokens // cache.cache.block_tokens
-    table = ids if ratio == 1 else np.add.outer(ids * np.int32(ratio), np.arange(ratio, dtype=np.int32)).reshape(-1)
-    skip = np.equal(ids, 0).astype(np.uint8) if 0 in blocks else _NO_SKIP
-    return cache.in_a_row(table, skip)
+    without = np.equal(ids, 0).reshape(-1, page_blocks).any(axis=1)
+    skip = np.asarray(without, np.uint8) if 0 in blocks else _NO_SKIP
+    return cache.in_a_row(_table(cache, ids, page_blocks), skip)
+
+
+def slots_to_load(cache: PagedCache, blocks: Sequence[int], page_blocks: int) -> SlotMap:
+    """Returns one page for each `page_blocks` blocks, of which those are written that follow the last block 0."""
+    ids: npt.NDArray[np.int32] = np.array(blocks, np.int32)
+    slots = cache.in_a_row(_table(cache, ids, page_blocks), _NO_SKIP)
+    if 0 not in blocks:
+        return slots
+    kept = (np.equal(ids, 0).reshape(-1, page_blocks) * np.arange(1, page_blocks + 1)).max(1)
+    first = kept * (cache.page.tokens // page_blocks)
+    return msgspec.structs.replace(slots, pages=token_rows(slots.pages["position"], first, slots.pages["end"]))
+
+
+def _table(cache: PagedCache, ids: npt.NDArray[np.int32], page_blocks: int) -> npt.NDArray[np.int32]:
+    """Returns the blocks of the tensors, of which a block of vLLM may have several."""
+    ratio = cache.page.tokens // (cache.cache.block_tokens * page_blocks)
+    return ids if ratio == 1 else np.add.outer(ids * np.int32(ratio), np.arange(ratio, dtype=np.int32)).reshape(-1)
 
 
 def _check_heads(cache: CacheLayout, spec: Any) -> None:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
+from typing import Final
 
 import msgspec
 
 from pagetier.client.match import MatchHandle
+from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Prompt
+
+_BATCH_PAGES: Final = 64  # pages of several requests that are stored together
 
 
 class GroupLoad(msgspec.Struct, frozen=True):
-    """Pages of one group to load, one for each block."""
+    """Pages of one group to load.
+
+    Attributes:
+        group: The index of the group.
+        pages: The pages.
+        blocks: The blocks of each page, 0 for those at its begin that are not written: vLLM has them, or needs none.
+    """
 
     group: int
     pages: MatchHandle
@@ -25,6 +36,11 @@ class LoadCommand(msgspec.Struct, frozen=True):
     request: str
     groups: tuple[GroupLoad, ...]
 
+    @property
+    def blocks(self) -> frozenset[int]:
+        """The blocks that are written."""
+        return frozenset(block for group in self.groups for block in group.blocks) - {0}
+
 
 class StoreCommand(msgspec.Struct, frozen=True):
     """Pages of one group to store. They are complete once this step is computed.
@@ -34,7 +50,7 @@ class StoreCommand(msgspec.Struct, frozen=True):
         group: The index of the group.
         first: The index of the first page in the request.
         keys: 32 bytes for each page.
-        blocks: The block of each page; a page with block 0 is skipped.
+        blocks: The blocks of each page; a page with block 0 is skipped.
         salt: The salt of the namespace in which the index records these pages. It is not shown in a repr, because it
             separates tenants.
         retains_blocks: Whether the request keeps its blocks until this store has ended. If not, they may be reused from
@@ -51,15 +67,37 @@ class StoreCommand(msgspec.Struct, frozen=True):
     retains_blocks: bool = False
     before: bytes | None = None
 
+    @property
+    def pages(self) -> int:
+        """The number of pages."""
+        return len(self.keys) // KEY_BYTES
+
     def __repr__(self) -> str:
-        return f"<StoreCommand {self.request}: {len(self.blocks)} pages from {self.first} on, group {self.group}>"
+        return f"<StoreCommand {self.request}: {self.pages} pages from {self.first} on, group {self.group}>"
 
 
 def prompts_of(commands: Sequence[StoreCommand]) -> tuple[Prompt, ...]:
     """Returns `Keys.prompts` of the pages of all commands, one after the other."""
-    begins = accumulate((len(command.blocks) for command in commands), initial=0)
+    begins = accumulate((command.pages for command in commands), initial=0)
     pairs = zip(begins, commands, strict=False)
     return tuple(Prompt(begin, command.before, command.first) for begin, command in pairs if command.before is not None)
+
+
+def batches_of(stores: Iterable[StoreCommand]) -> Iterator[list[StoreCommand]]:
+    """Yields commands that are stored together, because a store costs as much as the copies of many pages.
+
+    A batch ends when it has enough pages, so that a store that is cancelled loses few of them.
+    """
+    batches: dict[tuple[int, str], list[StoreCommand]] = {}
+    pages: Counter[tuple[int, str]] = Counter()
+    for command in stores:
+        group = command.group, command.salt
+        batches.setdefault(group, []).append(command)
+        pages[group] += command.pages
+        if pages[group] >= _BATCH_PAGES:
+            del pages[group]
+            yield batches.pop(group)
+    yield from batches.values()
 
 
 class StepCommands(msgspec.Struct, frozen=True):

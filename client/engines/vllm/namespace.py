@@ -23,6 +23,7 @@ from pagetier.client.engines.vllm.group_kinds import layer_specs
 from pagetier.client.engines.vllm.rank_share import ContextShare
 from pagetier.client.engines.weights import ModelIdentity
 from pagetier.client.keys import Namespace
+from pagetier.kernels.layout.page_layout import PageLayout
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _TUNING: Final = "attn_temperature_tuning"
@@ -35,21 +36,27 @@ class PageShape(msgspec.Struct, frozen=True):
     """A page of one group. All workers must agree on it.
 
     Attributes:
-        layout: The layout of its PageLayout.
-        nbytes: The size of a page in bytes.
+        page: Its content and the order of its bytes.
         backends: The attention backends whose kernels read and write its layers.
         layers: The layers whose state it has.
         context: The tokens whose state it has.
         formats: The formats of its layers, see formats_of(). Only the workers know the specifications of all layers:
             where they differ, vLLM gives its scheduler that of the first.
+        blocks: vLLM's blocks in a page.
     """
 
-    layout: str
-    nbytes: int
+    page: PageLayout
     backends: tuple[str, ...] = ()
     layers: tuple[str, ...] = ()
     context: ContextShare = ContextShare()
     formats: tuple[str, ...] = ()
+    blocks: int = 1
+
+    def of_blocks(self, blocks: int) -> PageShape:
+        """Returns the shape of a page of so many blocks; this is that of a page of one block."""
+        return msgspec.structs.replace(
+            self, page=PageLayout(blocks * self.page.tokens, self.page.layers), blocks=blocks
+        )
 
 
 def namespace_of(config: Any, group: Any, shape: PageShape, identity: ModelIdentity, salt: str) -> Namespace:
@@ -67,9 +74,9 @@ def namespace_of(config: Any, group: Any, shape: PageShape, identity: ModelIdent
         model=_architecture(model),
         revision=_canonical_json(_revision(config, identity.weights)),
         dtype=str(model.dtype).removeprefix("torch."),
-        page_tokens=group.kv_cache_spec.block_size * shape.context.ranks,
+        page_tokens=group.kv_cache_spec.block_size * shape.context.ranks * shape.blocks,
         group=_canonical_json(_group_settings(config, shape)),
-        layout=shape.layout,
+        layout=shape.page.layout,
         rope=_canonical_json(_rope(model)),
         quantisation=_canonical_json(_quantisation(config)),
         salt=salt,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from pagetier.client.group_match import GroupKeys
 from pagetier.client.groups import Group, Recurrent
 from pagetier.client.keys import Keys, Namespace
+
+B = TypeVar("B")
 
 
 class PagedGroup(msgspec.Struct, frozen=True):
@@ -23,6 +26,7 @@ class PagedGroup(msgspec.Struct, frozen=True):
             that must be there, too: 1 for a draft model whose state of a token depends on the next token, else 0.
         every_state: Whether a step leaves a recurrent state at the end of each page that it completes, and not only at
             its own end.
+        blocks: The number of vLLM's blocks in a page.
     """
 
     kind: Group
@@ -31,6 +35,20 @@ class PagedGroup(msgspec.Struct, frozen=True):
     strong: bool
     volatile: int = 0
     every_state: bool = False
+    blocks: int = 1
+
+    @property
+    def block_tokens(self) -> int:
+        """The tokens of a block."""
+        return self.kind.page_tokens // self.blocks
+
+    def blocks_of(self, table: Sequence[B], page: int) -> Sequence[B]:
+        """Returns the blocks of a page, as far as they are in a request's table."""
+        return table[page * self.blocks : (page + 1) * self.blocks]
+
+    def first_whole(self, tokens: int) -> int:
+        """Returns the first page of which vLLM has all blocks when it has computed `tokens` tokens."""
+        return -(-(self.kind.first_kept(tokens) // self.block_tokens) // self.blocks)
 
     @property
     def has_every_page(self) -> bool:

@@ -123,7 +123,7 @@ class RequestState:
         awaited_tokens: The most tokens that it has waited for, counted from the begin of the prompt.
         waited_again: Whether it has waited once more after it found less than it waited for.
         stored: For each group the first page without a store command.
-        tables: For each group the blocks of the pages.
+        tables: For each group vLLM's blocks.
         vllm_groups: The number of vLLM's groups: several divisions of the ranks have as many each.
         said: What the request says of its session.
         learned_hashes: The number of hashes whose pages the events know.
@@ -212,9 +212,9 @@ class RequestState:
         """Returns whether vLLM's BlockPool has the page before `tokens`; None if that is not known."""
         group, hashes = self.groups[0], self.request.block_hashes
         pages = tokens // group.kind.page_tokens
-        if group.hashes != 1 or pool is None or not pages:
+        if group.hashes != group.blocks or pool is None or not pages:
             return None
-        return pool.get_cached_block(hashes[pages - 1], [0]) is not None
+        return pool.get_cached_block(hashes[pages * group.hashes - 1], [0]) is not None
 
     def mark_stored(self, tokens: int) -> None:
         """Records that the first `tokens` tokens are cached and need not be stored."""

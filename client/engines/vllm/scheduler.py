@@ -49,6 +49,7 @@ class SchedulerHalf:
         prefix_cache: Whether vLLM has a prefix cache of its own.
 
     Attributes:
+        page_blocks: vLLM's blocks in a page.
         reads: Reads pages from disk and from the fleet.
         steps: Measures how long the steps of vLLM take.
         gpu_pages: The pages that are stored when they leave vLLM's cache; None to store each when it is computed.
@@ -65,7 +66,7 @@ class SchedulerHalf:
         private: Iterable[Namespace] = (),
         prefix_cache: PrefixCache = PrefixCache.ON,
     ) -> None:
-        self._client, self._groups = client, tuple(groups)
+        self._client, self._groups, self.page_blocks = client, tuple(groups), groups[0].blocks
         self._prefetches = PrefetchThread(client)
         self.reads = TierReads(client, self._prefetches, limits)
         self.steps = StepTimes(self.reads.rule)
@@ -133,7 +134,7 @@ class SchedulerHalf:
         if external and found is not None:
             command = load_command(tracked, found, blocks, external)
             self._loads.append(command)
-            tracked.loading_into = frozenset(block for group in command.groups for block in group.blocks)
+            tracked.loading_into = command.blocks
             self._written |= tracked.loading_into
             tracked.loading = True
             tracked.taken = found.taken(external)

@@ -10,9 +10,12 @@ from itertools import cycle
 from secrets import token_hex
 from typing import Any
 
+import msgspec
+
 from pagetier.client.async_copy.copier import open_copier
 from pagetier.client.client import Client
 from pagetier.client.engines.attachment_log import AttachmentLog
+from pagetier.client.engines.block_groups import BlockGroup, blocks_of_page
 from pagetier.client.engines.events.changes import LocationChanges
 from pagetier.client.engines.file_digests import FileDigests, user_memory
 from pagetier.client.engines.unsupported import UnsupportedError
@@ -21,7 +24,7 @@ from pagetier.client.engines.vllm.draft_model import draft_model_of, weights_sou
 from pagetier.client.engines.vllm.engine_log import describe_cache
 from pagetier.client.engines.vllm.events import VllmEvents, prefix_cache_resets
 from pagetier.client.engines.vllm.gpu_pages import gpu_pages_of
-from pagetier.client.engines.vllm.group_kinds import has_every_state, kind_of
+from pagetier.client.engines.vllm.group_kinds import has_every_state
 from pagetier.client.engines.vllm.kv_tensors import LayerCache, paged_cache
 from pagetier.client.engines.vllm.lora import LoraAdapters
 from pagetier.client.engines.vllm.namespace import PageShape, backends_of, formats_of, namespace_of
@@ -123,11 +126,26 @@ def open_worker(config: Any, groups: Any, tensors: Mapping[str, LayerCache], set
 
 
 def shapes_of(config: Any, groups: Any, worker: WorkerHalf) -> tuple[PageShape, ...]:
-    """Returns the shapes of this worker's pages, for the scheduler."""
+    """Returns the shapes of this worker's pages of one block, from which the scheduler chooses the blocks of a page."""
     return tuple(
         _shape(config, group, rank_group.cache)
         for group, rank_group in zip(groups.kv_cache_groups, worker.rank_groups, strict=True)
     )
+
+
+def use_pages(
+    worker: WorkerHalf,
+    config: Any,
+    groups: Any,
+    shapes: Sequence[PageShape],
+    identity: ModelIdentity,
+    blocks: int,
+) -> None:
+    """Lets a worker store pages of so many blocks in the namespaces of a model; `shapes` are those of shapes_of()."""
+    of_pages = [shape.of_blocks(blocks) for shape in shapes]
+    worker.use_pages([shape.page for shape in of_pages])
+    # Each command to store names its salt.
+    worker.use_namespaces(namespaces_of(config, groups, of_pages, identity, ""))
 
 
 def open_scheduler(
@@ -138,7 +156,7 @@ def open_scheduler(
     Args:
         config: vLLM's VllmConfig.
         groups: vLLM's KVCacheConfig.
-        shapes: The page shapes of all divisions of the ranks, on which the workers of each division agree.
+        shapes: The shapes of pages of one block in all divisions of the ranks, on which the workers of each agree.
         pool: vLLM's BlockPool.
         settings: The connector's settings.
         remark: What the log says beside what the engine caches.
@@ -146,7 +164,8 @@ def open_scheduler(
     Raises:
         UnsupportedError: The model has a group of an unknown kind.
     """
-    kinds = [kind_of(group.kv_cache_spec) for group in groups.kv_cache_groups]
+    blocks = _blocks_of_page(groups, shapes)
+    shapes = tuple(shape.of_blocks(blocks) for shape in shapes)
     sources = weights_sources(config, settings.weights, started_ns())
     attachment_log = AttachmentLog(log, settings.origin)
     client = _client(settings, attachment_log.on_link)
@@ -159,13 +178,14 @@ def open_scheduler(
         return _paged_groups(config, groups, shapes, namespaces, pool.hash_block_size)
 
     def identified(identity: ModelIdentity) -> None:
-        paged, nbytes = paged_groups(identity), [shape.nbytes for shape in shapes]
+        paged, nbytes = paged_groups(identity), [shape.page.nbytes for shape in shapes]
         attachment_log.opened(lambda event: describe_cache(client.session, event, paged, nbytes, identity) + remark)
 
     def opened(identity: ModelIdentity) -> SchedulerHalf:
         paged = paged_groups(identity)
         private = () if identity.weights else [group.namespace for group in paged]
-        events = _kv_cache_events(config, groups, client, pool, settings, shares=len(paged) // len(kinds))
+        shares = len(paged) // len(groups.kv_cache_groups)
+        events = _kv_cache_events(config, groups, client, pool, settings, shares=shares)
         limits = ReadLimits(settings.disk_timeout, settings.fleet_limits, load_modes(settings.load))
         half = SchedulerHalf(client, paged, limits, events, private, prefix_cache_of(config))
         half.pool = pool
@@ -201,11 +221,20 @@ def _paged_groups(
     strong = str(getattr(config.cache_config, "prefix_caching_hash_algo", "")).startswith("sha256")
     paged = []
     for group, shape, namespace in zip(cycle(groups.kv_cache_groups), shapes, namespaces, strict=False):
-        kind = kind_in(group.kv_cache_spec, shape.context)
+        of_block = kind_in(group.kv_cache_spec, shape.context)
+        kind = msgspec.structs.replace(of_block, page_tokens=of_block.page_tokens * shape.blocks)
         volatile = int(getattr(group, "is_eagle_group", False))
         hashes, every = kind.page_tokens // hash_tokens, has_every_state(group.kv_cache_spec)
-        paged.append(PagedGroup(kind, namespace, hashes, strong, volatile, every_state=every))
+        paged.append(PagedGroup(kind, namespace, hashes, strong, volatile, every_state=every, blocks=shape.blocks))
     return paged
+
+
+def _blocks_of_page(groups: Any, shapes: Sequence[PageShape]) -> int:
+    """Returns how many blocks form a page, in all groups and divisions of the ranks."""
+    pairs = zip(cycle(groups.kv_cache_groups), shapes, strict=False)
+    return blocks_of_page(
+        [BlockGroup(kind_in(group.kv_cache_spec, shape.context), shape.page.nbytes) for group, shape in pairs]
+    )
 
 
 def announces(config: Any, settings: ConnectorSettings) -> bool:
@@ -229,7 +258,7 @@ def _kv_cache_events(
 def _shape(config: Any, group: Any, cache: PagedCache) -> PageShape:
     context = share_of(config.parallel_config).context
     layers, formats = tuple(group.layer_names), formats_of(group.kv_cache_spec)
-    return PageShape(cache.page.layout, cache.page.nbytes, backends_of(config, group), layers, context, formats)
+    return PageShape(cache.page, backends_of(config, group), layers, context, formats)
 
 
 def _client(settings: ConnectorSettings, on_link: Callable[[LinkEvent], None]) -> Client:

@@ -55,7 +55,7 @@ def blocks_of_others(
         if one is None or (name in output.num_scheduled_tokens and one.request.num_computed_tokens <= one.computed):
             continue
         for group, row in zip(one.groups, rows, strict=False):
-            first = one.computed // group.kind.page_tokens
+            first = one.computed // group.block_tokens
             yield from (int(block.block_id) for block in row[first:] if not block.is_null)
 
 
@@ -114,7 +114,7 @@ def _commands_of(one: RequestState, begins: int, ends: int, offers: Sequence[Any
     for at, group in enumerate(one.groups):
         if group.has_every_page:
             # vLLM has freed the blocks before: a step behind a window needs none of them.
-            kept = group.kind.first_kept(begins) // group.kind.page_tokens
+            kept = group.first_whole(begins)
             stable = group.stable(ends, one.request.num_prompt_tokens)
             yield from _pages(one, at, max(one.stored[at], kept), stable)
         elif offers is not None:
@@ -127,26 +127,31 @@ def _pages(
     one: RequestState, at: int, first: int, ends: int, *, retains_blocks: bool = False
 ) -> Iterator[StoreCommand]:
     """Yields the pages from `first` on that are complete at `ends` tokens."""
-    kind, table = one.groups[at].kind, one.tables[at]
-    keys = one.keys[at]
-    last = min(ends // kind.page_tokens, len(keys), len(table))
+    group, table, keys = one.groups[at], one.tables[at], one.keys[at]
+    last = min(ends // group.kind.page_tokens, len(keys), len(table) // group.blocks)
     if last <= first:
         return
-    if isinstance(kind, FullAttention):
-        blocks = tuple(table[first:last])
+    if isinstance(group.kind, FullAttention):
+        blocks = tuple(table[first * group.blocks : last * group.blocks])
     else:
-        useful = one.groups[at].is_useful
-        blocks = tuple(table[page] if useful(page, one.grain) else 0 for page in range(first, last))
+        blocks = tuple(block for page in range(first, last) for block in _useful_blocks(one, at, page))
     one.stored[at] = last  # also if no page is useful, so that none of them is looked at again
     if any(blocks):
         yield _command(one, at, first, keys, blocks, retains_blocks=retains_blocks)
+
+
+def _useful_blocks(one: RequestState, at: int, page: int) -> Sequence[int]:
+    """Returns the blocks of a page that are copied; 0 for each if no hit needs it, or vLLM has freed one of them."""
+    group = one.groups[at]
+    blocks = group.blocks_of(one.tables[at], page)
+    return blocks if group.is_useful(page, one.grain) and all(blocks) else (0,) * len(blocks)
 
 
 def _command(
     one: RequestState, at: int, first: int, keys: Keys, blocks: tuple[int, ...], *, retains_blocks: bool = False
 ) -> StoreCommand:
     """Returns the command for the pages from `first` on. `keys` are those of all pages."""
-    begin, end = first * KEY_BYTES, (first + len(blocks)) * KEY_BYTES
+    begin, end = first * KEY_BYTES, (first + len(blocks) // one.groups[at].blocks) * KEY_BYTES
     before = keys.data[max(0, begin - KEY_BYTES) : begin] if isinstance(one.groups[at].kind, FullAttention) else None
     data, salt = keys.data[begin:end], keys.namespace.salt
     return StoreCommand(one.request.request_id, at, first, data, blocks, salt, retains_blocks, before=before)
@@ -178,5 +183,5 @@ def _fresh(new: Any, one: RequestState | None) -> Iterator[int]:
     if one is not None:
         one.set_tables(new.block_ids)
     for at, table in enumerate(new.block_ids):
-        first = new.num_computed_tokens // one.groups[at].kind.page_tokens if one is not None else 0
+        first = new.num_computed_tokens // one.groups[at].block_tokens if one is not None else 0
         yield from table[first:]

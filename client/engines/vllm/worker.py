@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Final
 
 import msgspec
 
-from pagetier.client.async_copy.copier import AsyncCopier
+from pagetier.client.async_copy.copier import AsyncCopier, open_copier
 from pagetier.client.async_copy.handles import LoadHandle, StoreHandle
 from pagetier.client.client import Client
 from pagetier.client.engines.vllm.counters import ConnectorCounters
-from pagetier.client.engines.vllm.kv_tensors import slots_of
-from pagetier.client.engines.vllm.messages import GroupLoad, LoadCommand, StepCommands, StoreCommand, prompts_of
+from pagetier.client.engines.vllm.kv_tensors import slots_to_load, slots_to_store
+from pagetier.client.engines.vllm.messages import (
+    GroupLoad,
+    LoadCommand,
+    StepCommands,
+    StoreCommand,
+    batches_of,
+    prompts_of,
+)
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.paged_blocks import Blocks
+from pagetier.kernels.layout.page_layout import PageLayout
 from pagetier.kernels.layout.transfer import PagedCache
 from pagetier.shm.clock import Deadline
 
@@ -25,7 +32,6 @@ _IDLE_S: Final = 0.02  # for all loads of a step that computes nothing, so that 
 _SYNC_LOAD_BYTES: Final = 256 << 20  # bytes per step that a CPU copies sooner than it wakes another thread to copy them
 _CLOSING_S: Final = 5.0
 _STORE_DELAY_S: Final = 0.003  # an engine on the host has chosen the token of the step by then, with the GIL to itself
-_BATCH_PAGES: Final = 64  # pages of several requests that are stored together
 
 
 class Zeroing(Enum):
@@ -42,11 +48,13 @@ class RankGroup(msgspec.Struct, frozen=True):
         cache: The engine's cache and the page layout.
         namespace: The namespace of its pages.
         copier: Copies its pages.
+        blocks: The blocks of a page.
     """
 
     cache: PagedCache
     namespace: Namespace
     copier: AsyncCopier
+    blocks: int = 1
 
 
 class _Storing(msgspec.Struct, eq=False):
@@ -138,6 +146,20 @@ class WorkerHalf:
         """Stores the pages of later commands in these namespaces, one for each group."""
         self._namespaces = dict(zip(self._groups, namespaces, strict=True))
 
+    def use_pages(self, pages: Sequence[PageLayout]) -> None:
+        """Copies pages of these layouts from now on, one for each group. No copy was commanded before."""
+        self.rank_groups = tuple(map(self._with_page, self.rank_groups, pages))
+        self._groups = dict(zip(self._groups, self.rank_groups, strict=True))
+
+    def _with_page(self, group: RankGroup, page: PageLayout) -> RankGroup:
+        before = group.cache
+        if page == before.page:
+            return group
+        cache = PagedCache(before.cache, page, before.shard)
+        copier = open_copier(self._client, cache)  # first, so that an arena that is being pinned stays pinned
+        group.copier.close(0.0)
+        return RankGroup(cache, group.namespace, copier, group.blocks * page.tokens // before.page.tokens)
+
     def end_overwritten_stores(self, commands: StepCommands) -> None:
         """Waits for the stores that read blocks which this step writes. Called before the step is computed.
 
@@ -158,12 +180,13 @@ class WorkerHalf:
     def store(self, stores: Iterable[StoreCommand]) -> None:
         """Begins stores. Called after all work of the step was given to the engine's stream."""
         event = self._event()  # behind the step: no store reads a block before the step has written it
-        for commands in _batches(command for command in stores if command.group in self._groups):
+        for commands in batches_of(command for command in stores if command.group in self._groups):
             first, blocks = commands[0], [block for command in commands for block in command.blocks]
             rank_group = self._groups[first.group]
             data = b"".join(command.keys for command in commands)
             keys = Keys(self._namespace_of(first), data, prompts_of(commands))
-            store = rank_group.copier.store(keys, slots_of(rank_group.cache, blocks), event, self._store_delay)
+            slots = slots_to_store(rank_group.cache, blocks, rank_group.blocks)
+            store = rank_group.copier.store(keys, slots, event, self._store_delay)
             self._storing.append(_Storing(store, frozenset(blocks) - {0}, commands))
         if self._zeroing is Zeroing.BEFORE_STORES_END:  # the next step zeroes blocks before this rank can end stores
             self._wait_or_cancel(self._storing)
@@ -229,25 +252,30 @@ class WorkerHalf:
         return command if len(own) == len(command.groups) else LoadCommand(command.request, own)
 
     def _bytes_of(self, command: LoadCommand) -> int:
-        return sum(len(group.blocks) * self._groups[group.group].cache.page.nbytes for group in command.groups)
+        return sum(self._pages_of(group) * self._groups[group.group].cache.page.nbytes for group in command.groups)
+
+    def _pages_of(self, load: GroupLoad) -> int:
+        return len(load.blocks) // self._groups[load.group].blocks
 
     def _start_load(self, command: LoadCommand) -> _Loading:
         loads = tuple(self._start_group(group) for group in command.groups)
-        short = any(load.pages < len(group.blocks) for load, group in zip(loads, command.groups, strict=True))
-        return _Loading(loads, _blocks_of(command), short)
+        short = any(load.pages < self._pages_of(group) for load, group in zip(loads, command.groups, strict=True))
+        return _Loading(loads, command.blocks, short)
 
     def _start_group(self, group: GroupLoad) -> LoadHandle:
         rank_group = self._groups[group.group]
-        return rank_group.copier.load(group.pages, slots_of(rank_group.cache, group.blocks), after=self._event())
+        slots = slots_to_load(rank_group.cache, group.blocks, rank_group.blocks)
+        return rank_group.copier.load(group.pages, slots, after=self._event())
 
     def _load_now(self, command: LoadCommand) -> _Loading:
-        short = any(self._load_group(group) < len(group.blocks) for group in command.groups)
-        return _Loading((), _blocks_of(command), short)
+        short = any(self._load_group(group) < self._pages_of(group) for group in command.groups)
+        return _Loading((), command.blocks, short)
 
     def _load_group(self, group: GroupLoad) -> int:
-        cache = self._groups[group.group].cache
+        rank_group = self._groups[group.group]
+        slots = slots_to_load(rank_group.cache, group.blocks, rank_group.blocks)
         with self._client.adopt(group.pages) as match:
-            return self._client.load(match, Blocks(cache, slots_of(cache, group.blocks)))
+            return self._client.load(match, Blocks(rank_group.cache, slots))
 
     def _stored(self) -> frozenset[str]:
         """Returns the requests that kept blocks for stores and do not need them any more."""
@@ -265,27 +293,6 @@ class WorkerHalf:
         for loading in self._loading.values():
             for load in loading.loads:
                 load.wait_ended(deadline.left)
-
-
-def _batches(stores: Iterable[StoreCommand]) -> Iterator[list[StoreCommand]]:
-    """Yields commands that are stored together, because a store costs as much as the copies of many pages.
-
-    A batch ends when it has enough pages, so that a store that is cancelled loses few of them.
-    """
-    batches: dict[tuple[int, str], list[StoreCommand]] = {}
-    pages: Counter[tuple[int, str]] = Counter()
-    for command in stores:
-        group = command.group, command.salt
-        batches.setdefault(group, []).append(command)
-        pages[group] += len(command.blocks)
-        if pages[group] >= _BATCH_PAGES:
-            del pages[group]
-            yield batches.pop(group)
-    yield from batches.values()
-
-
-def _blocks_of(command: LoadCommand) -> frozenset[int]:
-    return frozenset(block for group in command.groups for block in group.blocks)
 
 
 def _is_whole(load: LoadHandle) -> bool:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from array import array
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from pagetier.client.engines.events.runs import runs_of
-from pagetier.client.engines.vllm.events import KnownPage
 from seeded_random import chance
 
 
-def page(name: int, parent: int | None, at: int) -> KnownPage:
-    before = None if parent is None else bytes([parent])
-    return KnownPage(0, at, bytes([name]), before, array("I", [name]), None, None)
+class Page(NamedTuple):
+    """A page with a hash of one byte, and its index in its prompt."""
+
+    hash: bytes
+    parent: bytes | None
+    at: int
+
+
+def page(name: int, parent: int | None, at: int) -> Page:
+    return Page(bytes([name]), None if parent is None else bytes([parent]), at)
 
 
 def test_pages_of_a_prompt_are_one_run() -> None:
@@ -51,13 +57,13 @@ def test_random_trees_come_parents_first_and_complete() -> None:
                 announced.add((series, one.hash))
 
 
-def names(came: list[tuple[str, KnownPage]]) -> set[tuple[str, bytes]]:
+def names(came: list[tuple[str, Page]]) -> set[tuple[str, bytes]]:
     return {(series, one.hash) for series, one in came}
 
 
-def _tree(numbers: np.random.Generator) -> list[KnownPage]:
+def _tree(numbers: np.random.Generator) -> list[Page]:
     """Returns pages of a random tree, those nearest to the root first."""
-    pages: list[KnownPage] = []
+    pages: list[Page] = []
     for name in range(int(numbers.integers(1, 40))):
         above = pages[int(numbers.integers(len(pages)))] if pages and numbers.integers(8) else None
         pages.append(page(name, above.hash[0] if above else None, above.at + 1 if above else 0))

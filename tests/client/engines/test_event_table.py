@@ -6,7 +6,7 @@ from array import array
 
 from pagetier.client.engines.events import table
 from pagetier.client.engines.events.table import Change, EventTable
-from pagetier.client.engines.vllm.events import KnownPage
+from pagetier.client.engines.vllm.events import KnownBlock, KnownPage
 from pagetier.shm._core import KEY_BYTES, TierFlag
 from seeded_random import chance
 
@@ -35,7 +35,7 @@ def key(number: int) -> bytes:
 
 
 def page(number: int) -> KnownPage:
-    return KnownPage(0, number, key(number), None, array("I", [number]), None, None)
+    return KnownPage(0, number, (KnownBlock(key(number), None, array("I", [number]), None, None),))
 
 
 def test_routers_believe_the_truth_after_each_sweep() -> None:

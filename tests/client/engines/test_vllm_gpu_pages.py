@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,28 +13,7 @@ from pagetier.client.engines.vllm.counters import ConnectorCounters
 from pagetier.client.engines.vllm.gpu_pages import GpuPages, gpu_pages_of
 from pagetier.client.engines.vllm.messages import StoreCommand
 from vllm_caches import SlidingWindowSpec
-
-
-class Blocks:
-    """Free blocks that are reused from the highest number on; those in `unhashed` are not cached."""
-
-    def __init__(self, free: int, unhashed: Sequence[int] = ()) -> None:
-        self.unhashed, self._free, self.looked_up = unhashed, free, 0
-
-    def hash_of(self, block: int) -> object:
-        return None if block in self.unhashed else -block
-
-    def free(self) -> Iterator[int]:
-        for block in range(self._free, 0, -1):
-            self.looked_up += 1
-            yield block
-
-
-IDLE: Any = SimpleNamespace(
-    scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
-    scheduled_spec_decode_tokens={},
-    num_scheduled_tokens={},
-)
+from vllm_steps import IDLE, FreeBlocks
 
 
 def command(name: str, blocks: Sequence[int]) -> StoreCommand:
@@ -44,7 +23,7 @@ def command(name: str, blocks: Sequence[int]) -> StoreCommand:
 
 
 def test_heads_are_stored_before_tails_in_runs_of_consecutive_pages() -> None:
-    pages = GpuPages(Blocks(8), 1, ConnectorCounters())
+    pages = GpuPages(FreeBlocks(8), 1, ConnectorCounters())
     assert not [*pages.remember([command("a", range(1, 9)), command("b", range(21, 26))])]
     one, other = pages.plan({}, IDLE, {6, 99})  # looks up 8, 7, 6 and 5: two steps of a block, and the two of this one
     keys = command("a", range(8)).keys
@@ -55,7 +34,7 @@ def test_heads_are_stored_before_tails_in_runs_of_consecutive_pages() -> None:
 
 def test_pages_that_the_engine_does_not_cache_are_stored_at_once() -> None:
     """They would be lost at the end of their request."""
-    pages = GpuPages(Blocks(8, unhashed=[3, 4]), 1, ConnectorCounters())
+    pages = GpuPages(FreeBlocks(8, unhashed=[3, 4]), 1, ConnectorCounters())
     whole = command("a", range(1, 5))
     (rest,) = pages.remember([whole])
     assert (rest.first, rest.blocks, rest.keys) == (2, (3, 4), whole.keys[64:])
@@ -65,7 +44,7 @@ def test_pages_that_the_engine_does_not_cache_are_stored_at_once() -> None:
 
 
 def test_steps_that_take_no_blocks_look_at_none() -> None:
-    blocks = Blocks(1000)
+    blocks = FreeBlocks(1000)
     pages = GpuPages(blocks, 10, ConnectorCounters())
     for _ in range(100):
         assert not [*pages.plan({}, IDLE, frozenset())]

@@ -33,7 +33,7 @@ from pagetier.client.engines.vllm.setup import (
 from pagetier.client.engines.weights import ModelIdentity
 from pagetier.client.groups import ChunkedAttention, FullAttention, Recurrent, SlidingWindow
 from pagetier.kernels.layout.cache_layout import LayoutError
-from pagetier.kernels.layout.page_layout import Shard
+from pagetier.kernels.layout.page_layout import PageLayout, Rows, Shard
 from vllm_caches import (
     HEADS,
     ChunkedLocalAttentionSpec,
@@ -45,7 +45,7 @@ from vllm_caches import (
     heads_first,
 )
 
-SHAPE = PageShape("a layout", 4096)
+SHAPE = PageShape(PageLayout(16, ((Rows("k", "uint8", 1, 256),),)))
 
 
 def test_settings_are_read() -> None:
@@ -315,9 +315,10 @@ def test_groups_layouts_backends_salts_and_weights_have_separate_namespaces() ->
         digest(config, shape=msgspec.structs.replace(SHAPE, context=ContextShare(0, 2))),
         digest(config, shape=msgspec.structs.replace(SHAPE, context=ContextShare(1, 2))),
         digest(config, shape=msgspec.structs.replace(SHAPE, context=ContextShare(1, 2, interleave=16))),
-        digest(config, shape=PageShape("another", 4096)),
-        digest(config, shape=PageShape(SHAPE.layout, SHAPE.nbytes, ("flash",))),
-        digest(config, shape=PageShape(SHAPE.layout, SHAPE.nbytes, ("another",))),
+        digest(config, shape=SHAPE.of_blocks(2)),
+        digest(config, shape=SHAPE.of_blocks(3)),
+        digest(config, shape=msgspec.structs.replace(SHAPE, backends=("flash",))),
+        digest(config, shape=msgspec.structs.replace(SHAPE, backends=("another",))),
         digest(config, salt="mine"),
         digest(config, identity=ModelIdentity("other weights", "org/model")),
     ]

@@ -29,12 +29,13 @@ from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.engines.vllm.settings import ConnectorSettings
 from pagetier.client.engines.vllm.setup import namespaces_of, open_scheduler
 from pagetier.client.reconnect import LinkEvent, LinkState
+from pagetier.kernels.layout.page_layout import PageLayout, Rows
 from pagetier.shm.protocol import DISK
 from running_daemon import START_S, RunningDaemon
 from vllm_caches import TOKENS, heads_first
 from vllm_worker_world import ends, worker_of
 
-SHAPES = (PageShape("a layout", 4096),)
+SHAPES = (PageShape(PageLayout(PAGE, ((Rows("k", "uint8", 1, 4096 // PAGE),),))),)
 GROUPS = SimpleNamespace(kv_cache_groups=[group(PAGE)])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,44 +18,20 @@ from pagetier.client.engines.vllm.store_planner import (
 )
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.keys import Keys
+from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Prompt
 from running_daemon import namespace
-
-PAGE = 4
+from vllm_steps import PAGE, hashed, request, step
 
 
 def group(kind: Group, hashes: int = 1, *, strong: bool = True) -> PagedGroup:
     return PagedGroup(kind, namespace(kind.page_tokens, group=repr(kind)), hashes, strong)
 
 
-def hashed(count: int, start: bytes = b"") -> list[bytes]:
-    return [sha256(start + bytes([at])).digest() for at in range(count)]
-
-
-def request(tokens: int, computed: int = 0, hashes: int | None = None) -> SimpleNamespace:
-    count = tokens // PAGE if hashes is None else hashes
-    return SimpleNamespace(
-        request_id="one",
-        num_tokens=tokens,
-        num_prompt_tokens=tokens,
-        num_computed_tokens=computed,
-        block_hashes=hashed(count),
-    )
-
-
 def tracked(kind: Group, *, tokens: int, computed: int, table: list[int], hashes: int | None = None) -> RequestState:
     one = RequestState(request(tokens, computed, hashes), [group(kind)])
     one.tables = [table]
     return one
-
-
-def step(tokens: int, drafts: int = 0, offers: dict[str, Any] | None = None) -> Any:
-    scheduled = SimpleNamespace(
-        num_scheduled_tokens={"one": tokens}, scheduled_spec_decode_tokens={"one": [0] * drafts} if drafts else {}
-    )
-    if offers is not None:
-        scheduled.kv_connector_block_state = SimpleNamespace(boundary_state_offloads=offers)
-    return scheduled
 
 
 def planned_stores(one: RequestState, output: Any) -> list[tuple[int, tuple[int, ...]]]:
@@ -71,10 +46,10 @@ def planned_stores(one: RequestState, output: Any) -> list[tuple[int, tuple[int,
 
 
 def test_pages_of_several_requests_name_the_page_before_each_of_them() -> None:
-    first = StoreCommand("a", 0, 0, b"", (1, 2), "", before=b"")
-    second = StoreCommand("b", 0, 5, b"", (3,), "", before=b"k")
+    first = StoreCommand("a", 0, 0, bytes(2 * KEY_BYTES), (1, 2, 3, 4), "", before=b"")
+    second = StoreCommand("b", 0, 5, bytes(KEY_BYTES), (5, 6), "", before=b"k")
     assert prompts_of([first, second]) == (Prompt(0, b"", 0), Prompt(2, b"k", 5))
-    assert prompts_of([StoreCommand("a", 0, 0, b"", (1,), "")]) == ()
+    assert prompts_of([StoreCommand("a", 0, 0, bytes(KEY_BYTES), (1,), "")]) == ()
 
 
 def test_complete_pages_are_stored_once() -> None:
