@@ -93,7 +93,7 @@ class Bench:
 
 
 def thresholds(bench: Bench) -> dict[Direction, Thresholds]:
-    """Returns the thresholds that `pagetier calibrate` finds."""
+    """Returns the thresholds that `pagetier-bench calibrate` finds."""
     scale = bench.scale
     timing = Timing(scale.total_bytes, scale.chunk_bytes, rounds=3, runs=scale.runs)
     return {

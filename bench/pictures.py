@@ -1,7 +1,7 @@
 """Draws the pictures of `pagetier top` and of the page at `/`: `make pictures TRACE=conversation.jsonl.gz`.
 
-`pagetier replay` replays a trace for 15 minutes on a daemon with a small arena, a small disk, a write budget and a
-fleet in a folder. A headless Chromium draws the page, and pngquant makes the files small.
+`pagetier-bench replay` replays a trace for 15 minutes on a daemon with a small arena, a small disk, a write budget and
+a fleet in a folder. A headless Chromium draws the page, and pngquant makes the files small.
 """
 
 from __future__ import annotations
@@ -96,7 +96,14 @@ def working_daemon(trace: Path, folder: Path, port: int) -> Iterator[RunningDaem
 @contextmanager
 def replayed(trace: Path, socket: Path) -> Iterator[None]:
     """Replays the trace while its body runs."""
-    command = (str(Path(sys.executable).with_name("pagetier")), "replay", str(trace), "--live", "--socket", str(socket))
+    command = (
+        str(Path(sys.executable).with_name("pagetier-bench")),
+        "replay",
+        str(trace),
+        "--live",
+        "--socket",
+        str(socket),
+    )
     with subprocess.Popen((*command, *REPLAY), start_new_session=True) as replay:
         try:
             yield

@@ -3,7 +3,7 @@
 LRU and cadence run in the daemon's own index, with the trace's clock; no bytes are copied. ARC and S3-FIFO are
 simulated. The optimum knows all later requests. Hits are full pages before the first one of a prompt that is missing,
 in per cent of the optimum's. A trace has one JSON object a line: timestamp in ms, input_length, hash_ids (the format
-of `pagetier replay`).
+of `pagetier-bench replay`).
 
 With `--disk` memory has a disk behind it, so many times as large, and a page that is loaded from it is a hit. The
 optimum then is that of one cache of both sizes.

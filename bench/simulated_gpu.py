@@ -53,7 +53,7 @@ def on_host(device: str, nbytes: int) -> Scene:
 
 @contextmanager
 def simulated_gpu() -> Iterator[None]:
-    """Replaces the GPU, and the measurements of `pagetier calibrate` by short ones, while the context lasts."""
+    """Replaces the GPU, and the measurements of `pagetier-bench calibrate` by short ones, while the context lasts."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise SystemExit("set TRITON_INTERPRET=1: without a GPU the kernels run in Triton's interpreter")
     short = Timing(total_bytes=PAGE, chunk_bytes=PAGE, rounds=1, runs=RUNS)
@@ -72,7 +72,7 @@ def simulated_gpu() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    from pagetier.daemon.cli import main
+    from pagetier.client.cli.bench.command import main
 
     with simulated_gpu():
         main()

@@ -2,7 +2,7 @@
  *
  * The index lies in ordinary memory, one frame is one page, and no bytes are copied. Each request
  * matches its prompt, as readers do, loads what follows on disk, and stores the prompt whole if a page
- * is missing, as `pagetier replay` does. */
+ * is missing, as `pagetier-bench replay` does. */
 #include "core/daemon/cadence/hints.h"
 #include "small_disk.h"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = "bench"
+BENCH_COMMAND = "from pagetier.client.cli.bench.command import main"
 PYTEST = (
     *("-m", "pytest", "-m", "gpu", "-q", "-p", "gpu_examination.result_lines"),
     *("-W", "default::UserWarning"),  # torch and CUDA of another version may warn of things that are no failures
@@ -61,7 +62,7 @@ def gpu_steps(bundle: Path, site: Path) -> list[Step]:
         Step("tests", 120, (python, *PYTEST, *PARALLEL, *gpu_tests())),
         Step("copy", 75, copy),
         # Engines read these thresholds from now on, because XDG_CONFIG_HOME is a folder of the results.
-        Step("calibrate", 40, (python, "-c", "from pagetier.daemon.cli import main; main()", "calibrate", "--json")),
+        Step("calibrate", 40, (python, "-c", f"{BENCH_COMMAND}; main()", "calibrate", "--json")),
         Step("engine", 90, engine),
         # Without torch's own allocator each tensor is an allocation whose borders the tool checks.
         Step("sanitizer", 50, sanitized, SANITIZER, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}),

@@ -1,17 +1,17 @@
-"""`pagetier selftest`: stores, matches, loads and drops a page of its own, as an engine on this host would."""
+"""The work of `pagetier doctor --write`: stores, matches, loads and drops a page of its own, as an engine would."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final
 
-import click
+import msgspec
 
 from pagetier.client.client import Client
 from pagetier.client.keys import Keys, Namespace
@@ -19,9 +19,8 @@ from pagetier.client.reconnect import LinkEvent, LinkState
 from pagetier.shm import clock
 from pagetier.shm.clock import Deadline
 from pagetier.shm.daemon_link import Link, LinkError
-from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import BUILD, Flushed, Forget, Observe
-from pagetier.shm.socket_path import closed_folder, default_socket
+from pagetier.shm.socket_path import closed_folder
 from pagetier.shm.timed_get import get_in_time
 from pagetier.shm.units import format_size
 
@@ -40,36 +39,34 @@ class StepError(Exception):
     """A step failed; the message says why."""
 
 
-@click.command()
-@click.option(
-    "--socket",
-    type=click.Path(readable=False, path_type=Path),
-    help="The daemon's control socket. [default: as engines do]",
-)
-def selftest(socket: Path | None) -> None:
-    """Store, match, load and drop a page of its own, and measure each step.
+class StepResult(msgspec.Struct, frozen=True):
+    """A step with what it found and the time that it took, or why it failed."""
+
+    step: str
+    text: str
+    failed: bool = False
+
+
+def run_steps(socket: Path) -> Iterator[StepResult]:
+    """Stores, matches, loads and drops a page of its own.
 
     It attaches as an engine does, so it also checks the rights of this user. Other pages stay, but a full arena evicts
     its coldest pages for it. What it stores, matches and loads is not counted, and no namespace stays.
 
-    Exit codes: 0: all steps work; 1: a step failed (the last line says which); 3: no daemon.
+    Yields:
+        The result of each step, up to the first that fails.
     """
-    path = socket or default_socket()
     links: SimpleQueue[LinkEvent] = SimpleQueue()
-    with Client(socket, timeout=_TIMEOUT_S, name="pagetier selftest", on_link=links.put) as client:
-        check = SelfTest(client, path, links)
+    with Client(socket, timeout=_TIMEOUT_S, name="pagetier doctor", on_link=links.put) as client:
+        check = SelfTest(client, socket, links)
         for step in (check.attach, check.store, check.match, check.load, check.drop):
-            _run(step)
-
-
-def _run(step: Callable[[], str]) -> None:
-    began = time.perf_counter()
-    try:
-        result = step()
-    except StepError as error:
-        click.echo(f"failed  {step.__name__:<8}{error}")
-        raise SystemExit(Exit.UNREACHABLE if step.__name__ == "attach" else Exit.WRONG) from error
-    click.echo(f"ok      {step.__name__:<7}{(time.perf_counter() - began) * 1e3:8.2f} ms  {result}")
+            began = time.perf_counter()
+            try:
+                found = step()
+            except StepError as error:
+                yield StepResult(step.__name__, str(error), failed=True)
+                return
+            yield StepResult(step.__name__, f"{found} in {(time.perf_counter() - began) * 1e3:.2f} ms")
 
 
 def _remedy(detail: str, socket: Path) -> str:
@@ -78,7 +75,7 @@ def _remedy(detail: str, socket: Path) -> str:
         return f": this user may not enter {closed}: run this command as root or as the daemon's own user"
     if "Permission denied" in detail:
         return f": this user may not open the daemon's socket; {_TO_ALLOW}"
-    return f"; {_TO_LIST}" if "access." in detail else ": run `pagetier doctor`"
+    return f"; {_TO_LIST}" if "access." in detail else ""
 
 
 class SelfTest:
@@ -99,19 +96,19 @@ class SelfTest:
         try:
             link = get_in_time(self._links, _TIMEOUT_S)
         except Empty:
-            raise StepError(f"the daemon on {self._socket} does not answer: run `pagetier doctor`") from None
+            raise StepError(f"the daemon on {self._socket} does not answer") from None
         if link.state is not LinkState.ATTACHED:
             raise StepError(f"{link.detail}{_remedy(link.detail, self._socket)}")
         if (session := self._client.session) is not None:
             session.count_apart()
-        return f"to the daemon on {self._socket}"
+        return "attached to the daemon"
 
     def store(self) -> str:
         """Stores a page of random bytes."""
         result = self._client.store(self._keys, [self._page])
         if result.stored != 1:
             raise StepError(result.reason or f"the page was not stored: {result.outcomes[0].name.lower()}")
-        return f"a page of {format_size(_PAGE_BYTES)}"
+        return f"stored a page of {format_size(_PAGE_BYTES)}"
 
     def match(self) -> str:
         """Finds the page."""
@@ -128,7 +125,7 @@ class SelfTest:
                 raise StepError("the page cannot be loaded")
         if loaded != self._page:
             raise StepError("the page has other bytes than were stored: please report it")
-        return "all bytes are equal"
+        return "loaded equal bytes"
 
     def drop(self) -> str:
         """Drops the page. A page that is being written to disk can be dropped a moment later."""

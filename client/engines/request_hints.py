@@ -125,7 +125,7 @@ def _of_action(action: _Action) -> Iterator[RequestHints]:
 def _checked(said: RequestHints) -> RequestHints:
     """Returns the hints. Raises ValueError if one is wrong, or if pages are to be kept without an end."""
     if said.keep is not None and math.isinf(said.keep):
-        raise ValueError("only an operator keeps pages without an end: see `pagetier pin`")
+        raise ValueError("only an operator keeps pages without an end: see `pagetier pages pin`")
     for _ in said.hints():
         pass
     return said

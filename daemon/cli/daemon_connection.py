@@ -149,16 +149,14 @@ def socket_option(command: _Command) -> _Command:
     )(command)
 
 
-def timeout_option(default: str, meaning: str) -> Callable[[_Command], _Command]:
-    """Adds --timeout, as the parameter `timeout`: a number of seconds."""
-    return click.option(
-        "--timeout", metavar="DURATION", callback=_seconds, default=default, show_default=True, help=meaning
-    )
+def duration_option(name: str, default: str | None, meaning: str) -> Callable[[_Command], _Command]:
+    """Adds an option for a time, as a parameter of its name: a number of seconds, None if it has no value."""
+    return click.option(name, metavar="DURATION", callback=_seconds, default=default, show_default=True, help=meaning)
 
 
-def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
+def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
     """Returns the time in seconds. An invalid one is a usage error."""
     try:
-        return parse_duration(value)
+        return None if value is None else parse_duration(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error

@@ -1,4 +1,4 @@
-"""`pagetier lookup`."""
+"""`pagetier pages lookup`."""
 
 from __future__ import annotations
 

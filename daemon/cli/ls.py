@@ -1,4 +1,4 @@
-"""`pagetier ls`."""
+"""`pagetier pages ls`."""
 
 from __future__ import annotations
 

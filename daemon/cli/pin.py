@@ -1,4 +1,4 @@
-"""`pagetier pin` and `pagetier unpin`."""
+"""`pagetier pages pin` and `pagetier pages unpin`."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def _options(command: _Command) -> _Command:
 def pin(socket: Path, namespace: str | None, file: IO[bytes] | None, show: str | None) -> None:
     """Keep pages in memory: they are evicted last.
 
-    For prompts that many requests share. Pages stay pinned until `pagetier unpin`, a flush or a restart of the daemon.
-    Pages that are not in memory are not pinned. All pages that are kept by request have at most the share
+    For prompts that many requests share. Pages stay pinned until `pagetier pages unpin`, a flush or a restart of the
+    daemon. Pages that are not in memory are not pinned. All pages that are kept by request have at most the share
     evict.keep_share of the arena; beyond that, the oldest of the user that keeps most end. With evict.policy = "lru" no
     page can be pinned.
 
@@ -68,7 +68,7 @@ def pin(socket: Path, namespace: str | None, file: IO[bytes] | None, show: str |
 @click.command()
 @_options
 def unpin(socket: Path, namespace: str | None, file: IO[bytes] | None, show: str | None) -> None:
-    """Let pages leave memory again that `pagetier pin` or an engine keeps.
+    """Let pages leave memory again that `pagetier pages pin` or an engine keeps.
 
     Root and the daemon's own user unpin the pages of all users, other users only their own.
 

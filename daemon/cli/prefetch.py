@@ -1,4 +1,4 @@
-"""`pagetier prefetch`."""
+"""`pagetier pages prefetch`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import IO
 import click
 import msgspec
 
-from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option, timeout_option
+from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, duration_option, socket_option
 from pagetier.daemon.cli.page_arguments import BATCH_BYTES, named_pages, pages_options
 from pagetier.daemon.host.peer_credentials import Rights
 from pagetier.shm._core import KEY_BYTES
@@ -28,7 +28,7 @@ class PrefetchOutcome(msgspec.Struct, frozen=True):
 @click.command()
 @socket_option
 @pages_options
-@timeout_option("30s", "How long to wait.")
+@duration_option("--timeout", "30s", "How long to wait.")
 @click.option("--json", "show", flag_value="json", help="Print one JSON object.")
 def prefetch(
     *,

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import click
 import msgspec
 
-from pagetier.daemon.cli.daemon_connection import daemon_at, socket_option
+from pagetier.daemon.cli.daemon_connection import Unreachable, daemon_at, duration_option, socket_option
 from pagetier.daemon.stats.snapshot import PageTier, Snapshot
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.daemon.status.disk_report import DiskReport, Standing
 from pagetier.daemon.status.fleet_status import FleetStatus
+from pagetier.daemon.status.phase import Phase
+from pagetier.shm import clock
 from pagetier.shm.units import counted, format_size
+
+_PAUSE_S: Final = 0.1
 
 
 @click.command()
 @socket_option
+@duration_option("--wait", None, "First wait until engines can attach, at most so long; 0s asks once.")
 @click.option("--json", "show", flag_value="json", help="Print one JSON object instead of tables.")
 @click.option("--short", "show", flag_value="short", help="Print one line instead of tables.")
-def stats(socket: Path, show: str | None) -> None:
+def stats(socket: Path, wait: float | None, show: str | None) -> None:
     """Show the contents of the cache and how it is used.
 
     Counters start when the segments are created, and continue over restarts of the daemon.
 
-    Exit codes: 0: success; 3: no daemon.
+    Exit codes: 0: success; 3: no daemon, or with --wait: engines cannot attach within the time.
     """
+    if wait is not None:
+        _wait(socket, clock.Deadline(wait))
     with daemon_at(socket) as daemon:
         snapshot = take_snapshot(daemon.observer)
     if show == "json":
@@ -35,6 +43,23 @@ def stats(socket: Path, show: str | None) -> None:
         click.echo(one_line(snapshot))
     else:
         _show_tables(snapshot, socket)
+
+
+def _wait(socket: Path, deadline: clock.Deadline) -> None:
+    while why := _why_not(socket):
+        if deadline.is_over:
+            raise Unreachable(why)
+        clock.sleep(min(_PAUSE_S, deadline.left))
+
+
+def _why_not(socket: Path) -> str:
+    """Returns why engines cannot attach; "" if they can."""
+    try:
+        with daemon_at(socket) as daemon:
+            found = take_snapshot(daemon.observer).daemon
+    except Unreachable as error:
+        return error.message
+    return "" if found.phase is Phase.SERVING else f"the daemon on {socket} is {found.phase_text}"
 
 
 def one_line(snapshot: Snapshot) -> str:

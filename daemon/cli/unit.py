@@ -32,7 +32,7 @@ from pagetier.shm.exit_codes import Exit
 _NAME = re.compile("[a-z][a-z0-9_-]{0,21}")
 _TAKEN = {
     "pagetierd": "the default daemon has this name",
-    "copy": "/etc/pagetier/copy.toml is what engines read, see `pagetier calibrate`",
+    "copy": "/etc/pagetier/copy.toml is what engines read, see `pagetier-bench calibrate`",
 }
 _RULE = "1 to 22 of the characters a-z 0-9 _ -, the first of them a letter"
 

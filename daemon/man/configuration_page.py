@@ -48,8 +48,8 @@ _QUOTAS = """
 Namespaces share memory and disk. The table `[quota]` gives those of a tenant a minimum and a
 maximum of the arena and of each device of the disk tier, as shares: numbers from 0 to 1, or
 percentages in quotes (`"30%"`), of nine decimal places. A pattern is one of `fnmatch(3)` (`*`, `?`,
-`[abc]`) for the name of a namespace as `pagetier ls` shows it, or for the model in it, which is the
-name without the digits of the digest:
+`[abc]`) for the name of a namespace as `pagetier pages ls` shows it, or for the model in it, which
+is the name without the digits of the digest:
 
 ```toml
 [quota]

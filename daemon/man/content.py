@@ -1,8 +1,10 @@
-"""Generates pagetier(1), pagetierd(8) and pagetierd.toml(5) from the commands and the table of settings."""
+"""Generates the manual pages of the programs and of pagetierd.toml from the commands and the table of settings."""
 
 from __future__ import annotations
 
+import importlib
 from itertools import groupby
+from typing import Final
 
 import click
 import msgspec
@@ -17,7 +19,7 @@ from pagetier.daemon.man.configuration_page import configuration_page
 from pagetier.daemon.man.roff import Roff
 from pagetier.shm.exit_codes import Exit
 
-_SEE_ALSO = "`pagetier`(1), `pagetierd`(8), `pagetierd.toml`(5)"
+_SEE_ALSO = "`pagetier`(1), `pagetier-bench`(1), `pagetierd`(8), `pagetierd.toml`(5)"
 
 
 def pagetier_page(release: str) -> str:
@@ -41,6 +43,23 @@ _COMPLETION_LINES = (
     'eval "$(_PAGETIER_COMPLETE=zsh_source pagetier)"     # ~/.zshrc',
     "_PAGETIER_COMPLETE=fish_source pagetier | source     # ~/.config/fish/config.fish",
 )
+
+
+_BENCH: Final = "pagetier.client.cli.bench.command"  # as text, since the daemon does not import the client
+
+
+def bench_page(release: str) -> str:
+    """Returns pagetier-bench(1)."""
+    bench: click.Group = importlib.import_module(_BENCH).main
+    page = Roff("pagetier-bench", 1, release)
+    page.section("name").text("pagetier-bench - measure engines, caches and copies on this host")
+    page.section("synopsis").text("`pagetier-bench` COMMAND [OPTIONS]")
+    page.section("description").text(_help(bench))
+    page.section("commands")
+    with click.Context(bench, info_name="pagetier-bench") as ctx:
+        _commands(page, bench, ctx)
+    page.section("see also").text(_SEE_ALSO)
+    return str(page)
 
 
 def pagetierd_page(release: str) -> str:
@@ -168,6 +187,7 @@ def manual() -> dict[str, str]:
     release = f"pagetier {__version__}"
     return {
         "pagetier.1": pagetier_page(release),
+        "pagetier-bench.1": bench_page(release),
         "pagetierd.8": pagetierd_page(release),
         "pagetierd.toml.5": settings_page(release),
     }

@@ -1,4 +1,4 @@
-"""Lists the prompts' beginnings of a namespace by size. Imported only by `pagetier ls`, since it needs numpy.
+"""Lists the prompts' beginnings of a namespace by size. Imported only by `pagetier pages ls`, since it needs numpy.
 
 Which page follows which is not known of pages that were stored with evict.policy = "lru". Of those, only pages that
 were stored together are known to belong together.

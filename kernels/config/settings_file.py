@@ -1,4 +1,4 @@
-"""The configuration of the copies: a small TOML file, and the thresholds that `pagetier calibrate` measured.
+"""The configuration of the copies: a small TOML file, and the thresholds that `pagetier-bench calibrate` measured.
 
 It is separate from the daemon's: copies run in the engine's process, and their speed depends on its GPU. The keys are
 those of CopySettings, with the tables [stores] and [loads] of Thresholds::
@@ -10,8 +10,9 @@ those of CopySettings, with the tables [stores] and [loads] of Thresholds::
     kernel_below = "32KiB"
     staged_below = "128KiB"
 
-`pagetier calibrate` writes its two tables to a file of its own, copy.calibrated.toml. A table in the configuration
-takes precedence over the measured one as a whole, so deleting the file restores the defaults and nothing else.
+`pagetier-bench calibrate` writes its two tables to a file of its own, copy.calibrated.toml. A table in the
+configuration takes precedence over the measured one as a whole, so deleting the file restores the defaults and nothing
+else.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pagetier.daemon.cli import COMMANDS
+from pagetier.daemon.cli.pages import PAGE_COMMANDS
 from pagetier.daemon.config.fields import fields
 from pagetier.daemon.man.content import documents, manual
 from pagetier.daemon.man.roff import Roff
@@ -31,6 +32,10 @@ def test_every_command_and_exit_code_is_there() -> None:
     text = plain("pagetier.1")
     for name in COMMANDS:
         assert f".SS pagetier {name} " in text
+    for name in PAGE_COMMANDS:
+        assert f".SS pagetier pages {name} " in text
+    for name in ("calibrate", "replay", "serve"):
+        assert f".SS pagetier-bench {name} " in plain("pagetier-bench.1")
     for code in Exit:
         assert f"{code.value}\n{code.meaning}." in text
 

@@ -1,4 +1,4 @@
-"""Runs `pagetier replay`: traces of a chat service, the command, and observers of its daemons."""
+"""Runs `pagetier-bench replay`: traces of a chat service, the command, and observers of its daemons."""
 
 from __future__ import annotations
 

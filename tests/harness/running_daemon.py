@@ -157,7 +157,8 @@ class RunningDaemon:
         """Runs a command of `pagetier` for this daemon."""
         variables = {name: None for name in os.environ if name.startswith("PAGETIER_")}
         runner = CliRunner(env={**variables, "PAGETIER_NAME": self.name})
-        return runner.invoke(main, [words[0], "--socket", str(self.socket), *words[1:]])
+        at = 2 if words[0] == "pages" else 1  # a group of commands
+        return runner.invoke(main, [*words[:at], "--socket", str(self.socket), *words[at:]])
 
     def snapshot(self) -> Snapshot:
         """Returns the snapshot that `pagetier stats` shows."""

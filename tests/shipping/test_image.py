@@ -89,7 +89,7 @@ def test_the_daemon_of_the_image_serves_the_host(images: Images, folder: Path, c
         assert eventually(lambda: "event=disk_open" in (shared / "log").read_text(), DISK_S)
         images.run(*inside, "pagetier", "flush", "--to-disk", "--socket", str(socket))
         assert int(images.run(*inside, "du", "-sm", "/var/lib/pagetier/disk").split()[0]) >= 4
-        images.run(*inside, "pagetier", "selftest", "--socket", str(socket))
+        images.run(*inside, "pagetier", "stats", "--wait", "10s", "--socket", str(socket))
     _check_worker(images)
 
 

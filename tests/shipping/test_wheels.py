@@ -38,7 +38,7 @@ def test_the_wheel_of_this_machine_works_without_a_compiler(wheel_for: WheelFor,
     assert not any(shutil.which(name, path=path) for name in ("cc", "gcc", "clang"))
     with serving([place / "bin/pagetierd"], folder, PATH=path) as socket:
         assert "4 of 4 pages loaded, equal" in store_and_load([place / "bin/python"], socket, PATH=path)
-        assert "selftest" in run(place / "bin/pagetier", "--help", cwd=folder, PATH=path)
+        assert "doctor" in run(place / "bin/pagetier", "--help", cwd=folder, PATH=path)
 
 
 @pytest.mark.skipif(platform.machine() == "aarch64", reason="this machine needs no emulation")

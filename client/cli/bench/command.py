@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import click
 
+from pagetier.client.cli.calibrate import calibrate
+from pagetier.client.cli.replay import replay
 from pagetier.shm.units import parse_size
 
 _SETTINGS: Final = {"help_option_names": ["-h", "--help"]}
@@ -28,7 +30,11 @@ def _size(context: click.Context, option: click.Parameter, text: str | None) -> 
 
 @click.group(context_settings=_SETTINGS)
 def main() -> None:
-    """Measure an engine on this host, with and without pagetier."""
+    """Measure engines, caches and copies on this host."""
+
+
+main.add_command(calibrate)
+main.add_command(replay)
 
 
 @main.command(context_settings=_SETTINGS, epilog=_EXIT_CODES)
@@ -38,7 +44,7 @@ def main() -> None:
     "--trace",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Send the prompts of a trace, as `pagetier replay` reads it, instead of chats.",
+    help="Send the prompts of a trace, as `pagetier-bench replay` reads it, instead of chats.",
 )
 @click.option(
     "--block-tokens",

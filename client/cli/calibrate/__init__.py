@@ -1,6 +1,6 @@
-"""`pagetier calibrate`: measures the paths of copies between this host's memory and its GPU, and writes the thresholds.
+"""`pagetier-bench calibrate`: measures the copy paths between memory and GPU of this host, and writes thresholds.
 
-This module only has the command line, so that `pagetier --help` imports little; run.py does the work.
+This module only has the command line, so that `pagetier-bench --help` imports little; run.py does the work.
 """
 
 from __future__ import annotations

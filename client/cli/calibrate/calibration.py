@@ -1,4 +1,4 @@
-"""The work of `pagetier calibrate`: measures, chooses thresholds, prints and writes them."""
+"""The work of `pagetier-bench calibrate`: measures, chooses thresholds, prints and writes them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _length(nbytes: int) -> str:
     return "any length" if nbytes >= ALWAYS else spell_size(nbytes)
 
 
-_HEADER: Final = "# Written by pagetier calibrate"
+_HEADER: Final = "# Written by pagetier-bench calibrate"
 
 
 class CalibrateArguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ def main(arguments: CalibrateArguments) -> int:
         if path is not None:
             write(path, chosen, measured.device)
     except (SettingsError, DeviceError, ValueError) as error:
-        sys.stderr.write(f"pagetier calibrate: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"pagetier-bench calibrate: {' '.join(str(error).split())}\n")
         return Exit.WRONG
     return Exit.OK
 
@@ -98,7 +98,7 @@ def _replaceable(path: Path) -> Path:
         return path
     except OSError as error:
         raise SettingsError(f"{path}: cannot be written: {error.strerror}") from error
-    raise SettingsError(f"{path}: not written by pagetier calibrate, so it is not replaced")
+    raise SettingsError(f"{path}: not written by pagetier-bench calibrate, so it is not replaced")
 
 
 def _measured(device: int, settings: CopySettings) -> Measured:
@@ -133,7 +133,7 @@ def write(path: Path, chosen: dict[str, Thresholds], device: str) -> None:
         beside.replace(path)
     except OSError as error:
         raise SettingsError(f"{path}: cannot be written: {error.strerror}") from error
-    sys.stderr.write(f"pagetier calibrate: thresholds written to {path}{_effect(chosen)}\n")
+    sys.stderr.write(f"pagetier-bench calibrate: thresholds written to {path}{_effect(chosen)}\n")
 
 
 def _table(name: str, thresholds: Thresholds) -> str:

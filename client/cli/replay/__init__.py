@@ -1,6 +1,6 @@
-"""`pagetier replay`: runs a trace of real prompts against a daemon, and verifies every byte that it loads.
+"""`pagetier-bench replay`: runs a trace of real prompts against a daemon, and verifies every byte that it loads.
 
-This module only has the command line, so that `pagetier --help` imports little; run.py does the work.
+This module only has the command line, so that `pagetier-bench --help` imports little; run.py does the work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The work of `pagetier replay`: reads the trace, finds or starts the daemon, replays, prints the report."""
+"""The work of `pagetier-bench replay`: reads the trace, finds or starts the daemon, replays, prints the report."""
 
 from __future__ import annotations
 
@@ -131,13 +131,13 @@ def _print_report(result: ReplayResult, arguments: ReplayArguments) -> int:
     else:
         show(report)
     for death in result.deaths:
-        sys.stderr.write(f"pagetier replay: {death}\n")
+        sys.stderr.write(f"pagetier-bench replay: {death}\n")
     if report.wrong_pages:
         wrong = f"{report.wrong_pages} of {report.pages_loaded} loaded pages have wrong content"
-        sys.stderr.write(f"pagetier replay: {wrong}\n")
+        sys.stderr.write(f"pagetier-bench replay: {wrong}\n")
     return Exit.WRONG if result.deaths or report.wrong_pages else Exit.OK
 
 
 def _fail(error: Exception | str, code: int) -> int:
-    sys.stderr.write(f"pagetier replay: {error}\n")
+    sys.stderr.write(f"pagetier-bench replay: {error}\n")
     return code

@@ -7,6 +7,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -32,6 +33,7 @@ from pagetier.daemon.cli.doctor.host_checks import (
     check_users,
 )
 from pagetier.daemon.cli.doctor.result import Level, Result, ok, problem
+from pagetier.daemon.cli.doctor.write_check import check_write
 from pagetier.daemon.config.cli_options import NonEmptyPath
 from pagetier.daemon.config.loader import FILE_VARIABLE, ConfigError, load
 from pagetier.daemon.config.schema import Config
@@ -63,12 +65,16 @@ _FILE = "/etc/pagetier/pagetierd.toml"  # as the systemd units name it
     metavar="FILE",
     help="Also write checks, versions, settings and statistics into a new FILE, for a bug report; without secrets.",
 )
-def doctor(socket: Path | None, config: Path | None, report: Path | None) -> None:
+@click.option(
+    "--write", "writes", flag_value="write", help="Also store, match, load and drop a page, as an engine of this user."
+)
+def doctor(socket: Path | None, config: Path | None, report: Path | None, writes: str | None) -> None:
     """Check the host and the daemon; each line says ok or what to do.
 
-    Changes nothing, but with a fleet writes one page of its own to the store and removes it. Run it as root or as the
-    daemon's user. With --config it also says whether a restart with this file
-    would keep the pages; without, a daemon that runs is checked by its own settings.
+    Changes nothing, but with a fleet writes one page of its own to the store and removes it. With --write it does the
+    same with a page in memory, and measures each step; nothing of it counts as traffic, but a full arena evicts its
+    coldest pages for it. Run it as root or as the daemon's user. With --config it also says
+    whether a restart with this file would keep the pages; without, a daemon that runs is checked by its own settings.
 
     Exit codes: 0: no problems (warnings possible); 1: problems found; 2: invalid usage or configuration.
     """
@@ -76,7 +82,7 @@ def doctor(socket: Path | None, config: Path | None, report: Path | None) -> Non
     check = _check if named else _check_as_it_runs
     settings = _load(socket, config)
     results = []
-    for result in check(settings, Host()):
+    for result in chain(check(settings, Host()), check_write(settings.socket) if writes else ()):
         _show(result)
         results.append(result)
     if report is not None:

@@ -1,4 +1,4 @@
-"""Tests `pagetier calibrate`: the speeds are printed, the thresholds are written, and errors are one line."""
+"""Tests `pagetier-bench calibrate`: the speeds are printed, the thresholds are written, and errors are one line."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_thresholds_are_printed_and_written(place: Path, used_settings: list[Cop
     settings = load_settings()
     assert settings.loads == Thresholds(0, 0)
     assert settings.stores == thresholds_of(MEASURED.speeds["store"])
-    assert path.read_text().startswith("# Written by pagetier calibrate on Some GPU, 20")
+    assert path.read_text().startswith("# Written by pagetier-bench calibrate on Some GPU, 20")
     assert run().exit_code == 0, "its own file is replaced"
     path.unlink()
     assert [*place.iterdir()] == []
@@ -85,7 +85,7 @@ def test_what_the_user_wrote_is_used_and_kept(place: Path, used_settings: list[C
     assert load_settings().loads == Thresholds(0, 4096)
     assert load_settings().stores == thresholds_of(MEASURED.speeds["store"])
     before = own.read_text()
-    assert "not written by pagetier calibrate, so it is not replaced" in failed("--write", str(own))
+    assert "not written by pagetier-bench calibrate, so it is not replaced" in failed("--write", str(own))
     assert own.read_text() == before
 
 
@@ -101,7 +101,7 @@ def failed(*arguments: str) -> str:
     assert result.exit_code == 1
     assert not result.stdout
     assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("pagetier calibrate: ")
+    assert result.stderr.startswith("pagetier-bench calibrate: ")
     return result.stderr
 
 

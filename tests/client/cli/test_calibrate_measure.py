@@ -1,4 +1,4 @@
-"""Tests the measurements of `pagetier calibrate`: runs of one length, and each copy path at each length."""
+"""Tests the measurements of `pagetier-bench calibrate`: runs of one length, and each copy path at each length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests `pagetier replay` against real daemons: the hits equal those of an exact LRU, and all pages are verified."""
+"""Tests `pagetier-bench replay` with real daemons: the hits equal those of an exact LRU, and all pages are verified."""
 
 from __future__ import annotations
 
@@ -242,8 +242,8 @@ def test_a_truncated_trace_is_rejected(tmp_path: Path) -> None:
         (["--live", "--block-tokens", "100"], 2, "not in blocks of 100"),
         (["--page-bytes", "4097"], 2, "not a multiple of 8"),
         (["--arena", "1GiB", "--socket", "/nowhere/pagetier.sock"], 2, "exclude each other"),
-        (["--arena", "1"], 2, 'pagetier replay: flag --arena-size: "1" is too small'),
-        (["--arena", "2TiB"], 4, "pagetier replay: an arena of 2.0 TiB does not fit"),
+        (["--arena", "1"], 2, 'pagetier-bench replay: flag --arena-size: "1" is too small'),
+        (["--arena", "2TiB"], 4, "pagetier-bench replay: an arena of 2.0 TiB does not fit"),
         (["--disk", "1GiB"], 2, "--disk needs --arena: it configures the private daemon"),
         (["--socket", "/nowhere/pagetier.sock", "--disk", "1GiB"], 2, "--disk needs --arena"),
         (["--arena", "1MiB", "--disk-path", "/tmp"], 2, "--disk-path needs --disk"),

@@ -1,4 +1,4 @@
-"""Kills clients, daemons and `pagetier replay` itself: the replay ends properly and leaves nothing behind."""
+"""Kills clients, daemons and `pagetier-bench replay` itself: the replay ends properly and leaves nothing behind."""
 
 from __future__ import annotations
 

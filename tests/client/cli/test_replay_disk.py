@@ -1,4 +1,4 @@
-"""Tests `pagetier replay` with a disk: evicted pages are hit on disk, byte for byte, and counted separately."""
+"""Tests `pagetier-bench replay` with a disk: evicted pages are hit on disk, byte for byte, and counted separately."""
 
 from __future__ import annotations
 

@@ -13,8 +13,9 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from pagetier.daemon import cli
-from pagetier.daemon.cli import COMMANDS, CommandEntry, daemon_connection, main
+from pagetier.daemon.cli import COMMANDS, daemon_connection, main
+from pagetier.daemon.cli.command_table import CommandEntry, CommandTable
+from pagetier.daemon.cli.pages import pages
 from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import BUILD
 from running_daemon import RunningDaemon
@@ -54,17 +55,17 @@ def test_help_lists_every_command_with_what_it_does() -> None:
         "stats": "Show the contents of the cache and how it is used",
         "flush": "Drop pages, or write all pages to disk",
         "doctor": "Check the host and the daemon; each line says ok or what to do",
-        "replay": "Replay",
+        "pages": "List namespaces",
     }.items():
         assert any(line.split()[:1] == [name] and summary in line for line in output.splitlines()), output
     assert all(f"  {code.value}  {code.meaning}" in output for code in Exit)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_summary_is_the_first_sentence_of_the_commands_help(name: str) -> None:
-    command = main.get_command(click.Context(main), name)
+@pytest.mark.parametrize(("table", "name"), [(table, name) for table in (main, pages) for name in table.entries])
+def test_a_summary_is_the_first_sentence_of_the_commands_help(table: CommandTable, name: str) -> None:
+    command = table.get_command(click.Context(table), name)
     assert command is not None and command.help is not None
-    assert COMMANDS[name].summary + "." == command.help.partition("\n")[0]
+    assert table.entries[name].summary + "." == command.help.partition("\n")[0]
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -81,10 +82,25 @@ def test_a_mistyped_command_suggests_the_nearest() -> None:
     assert (result.exit_code, 'did you mean "stats"?' in result.output) == (Exit.USAGE, True)
 
 
+@pytest.mark.parametrize(
+    ("former", "now"),
+    [
+        ("ls", "pagetier pages ls"),
+        ("unpin", "pagetier pages unpin"),
+        ("wait", "pagetier stats --wait"),
+        ("selftest", "pagetier doctor --write"),
+        ("replay", "pagetier-bench replay"),
+    ],
+)
+def test_a_command_of_an_earlier_build_is_answered_with_the_new_one(former: str, now: str) -> None:
+    result = pagetier(former, "--json")
+    assert (result.exit_code, f"it is `{now}" in result.output) == (Exit.USAGE, True)
+
+
 def test_a_command_that_cannot_be_imported_is_listed_and_does_not_affect_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cli, "COMMANDS", {**COMMANDS, "broken": CommandEntry("pagetier.nowhere", "Do nothing")})
+    monkeypatch.setattr(main, "entries", {**COMMANDS, "broken": CommandEntry("pagetier.nowhere", "Do nothing")})
     listed = pagetier("--help")
     assert listed.exit_code == 0
     assert "broken" in listed.output and "Show the contents of the cache" in listed.output
@@ -92,7 +108,7 @@ def test_a_command_that_cannot_be_imported_is_listed_and_does_not_affect_others(
     assert (called.exit_code, "cannot be loaded" in called.output) == (Exit.WRONG, True)
 
 
-@pytest.mark.parametrize("words", ["stats", "top", "flush --all --yes", "resize --evict-free 0.5"])
+@pytest.mark.parametrize("words", ["stats", "top", "flush --all --yes", "resize --evict-free 0.5", "pages ls"])
 @pytest.mark.parametrize("place", ["none.sock", "file", "long" * 40])
 def test_without_a_daemon_a_command_prints_one_line_and_ends_with_code_3(
     words: str, place: str, tmp_path: Path

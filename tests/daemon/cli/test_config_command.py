@@ -35,7 +35,7 @@ def pagetier(command: str, daemon: RunningDaemon, *more: str) -> Result:
 
 # Imported before the process becomes another user, which may be unable to read them.
 _ALL_COMMANDS = (
-    "import locale, gettext; from pagetier.daemon.cli import flush, main, resize, stats;"
+    "import locale, gettext; from pagetier.daemon.cli import doctor, flush, main, resize, stats;"
     " from pagetier.client.cli import selftest"
 )
 
@@ -107,43 +107,48 @@ def test_frames_that_are_far_too_large_are_reported(daemon: RunningDaemon) -> No
     assert "arena.frame_size" not in pagetier("stats", daemon).output
 
 
-def test_the_selftest_leaves_no_page(daemon: RunningDaemon) -> None:
+def written(output: str) -> list[str]:
+    """Returns the lines of `doctor --write` about the page that it stored."""
+    return [line for line in output.splitlines() if " write: " in line]
+
+
+def test_the_page_of_doctor_leaves_no_page(daemon: RunningDaemon) -> None:
     before = daemon.header().pages
-    done = pagetier("selftest", daemon)
-    assert done.exit_code == Exit.OK, done.output
-    assert [line.split()[:2] for line in done.output.splitlines()] == [
-        ["ok", step] for step in ("attach", "store", "match", "load", "drop")
-    ]
+    done = pagetier("doctor", daemon, "--write")
+    assert [line.split()[:3] for line in written(done.output)] == [
+        ["ok", "write:", step] for step in ("attach", "store", "match", "load", "drop")
+    ], done.output
     assert daemon.header().pages == before
+    assert not written(pagetier("doctor", daemon).output)
 
 
-def test_the_selftest_is_no_traffic() -> None:
+def test_the_page_of_doctor_is_no_traffic() -> None:
     with RunningDaemon("16MiB", "64KiB") as own:
         for _ in range(3):
-            assert pagetier("selftest", own).exit_code == Exit.OK
+            assert len(written(pagetier("doctor", own, "--write").output)) == 5
         snapshot = own.snapshot()
         assert snapshot.lookups == LookupStats(lookups=0, memory_tokens=0, disk_tokens=0, missed_tokens=0)
         assert snapshot.tiers.memory.hit_ratio is None and "no lookups" in pagetier("stats", own, "--short").output
         assert "no lookups were counted yet" in pagetier("advise", own).output
         counts = own.observer().counts()
         assert counts == counts.__class__(*[0] * len(counts)), "neither pages nor bytes, tokens or times"
-        assert not snapshot.namespaces and "nothing is stored yet" in pagetier("ls", own).output
+        assert not snapshot.namespaces and "nothing is stored yet" in own.pagetier("pages", "ls").output
         (space,) = own.observer().spaces()
         assert not space.pages, "one record for all runs, which the next namespace takes"
 
 
 @as_root
-def test_the_selftest_of_a_user_without_rights_says_what_grants_them(daemon: RunningDaemon) -> None:
-    refused = output_without_rights(daemon, "selftest")
+def test_the_page_of_a_user_without_rights_says_what_grants_them(daemon: RunningDaemon) -> None:
+    (refused,) = written(output_without_rights(daemon, "doctor", "--write"))
     assert "this user may not open the daemon's socket; to allow it, list the user in access.users" in refused
-    assert 'access.socket_mode = "0666"' in refused and "doctor" not in refused
+    assert 'access.socket_mode = "0666"' in refused
     closed = Path(daemon.folder.name) / "closed"
     closed.mkdir(mode=0o700)
-    inside = output_without_rights(daemon, "selftest", socket=closed / "pagetier.sock")
+    (inside,) = written(output_without_rights(daemon, "doctor", "--write", socket=closed / "pagetier.sock"))
     assert f"this user may not enter {closed}: run this command as root" in inside and "socket_mode" not in inside
     daemon.socket.chmod(0o666)
-    unlisted = output_without_rights(daemon, "selftest")
-    assert "user 65534 may not attach: access.users does not list it" in unlisted and "doctor" not in unlisted
+    (unlisted,) = written(output_without_rights(daemon, "doctor", "--write"))
+    assert "user 65534 may not attach: access.users does not list it" in unlisted
     assert "list the user there and reload the daemon" in unlisted
 
 
@@ -159,9 +164,11 @@ def test_a_command_that_needs_more_than_watching_names_the_setting_for_it(daemon
     assert "list the user there and reload the daemon, or run this command as root" in watched
 
 
-def test_the_selftest_without_a_daemon_says_so(tmp_path: Path) -> None:
+def test_no_page_can_be_stored_without_a_daemon(tmp_path: Path) -> None:
     runner = CliRunner(env={"PAGETIER_SOCKET": None})
-    done = runner.invoke(main, ["selftest", "--socket", str(tmp_path / "none.sock")])
-    assert done.exit_code == Exit.UNREACHABLE
-    wrong = f"{tmp_path}/none.sock: No such file or directory"
-    assert done.output == f"failed  attach  {wrong}: run `pagetier doctor`\n"
+    done = runner.invoke(main, ["doctor", "--write", "--socket", str(tmp_path / "none.sock")])
+    assert done.exit_code == Exit.WRONG
+    (line,) = written(done.output)
+    assert line.startswith("problem  write: attach") and line.endswith(
+        f"{tmp_path}/none.sock: No such file or directory"
+    )

@@ -1,4 +1,4 @@
-"""Tests `pagetier lookup`, `pagetier prefetch` and `pagetier ls` against real daemons."""
+"""Tests `pagetier pages lookup`, `pagetier pages prefetch` and `pagetier pages ls` against real daemons."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def tokens_file(tmp_path: Path) -> str:
 
 def test_pages_are_looked_up_and_read_ahead(daemon: DiskDaemon, client: Client, tokens_file: str) -> None:
     words = ("--namespace", SPACE.digest.hex(), "--tokens-file", tokens_file)
-    done = daemon.pagetier("lookup", *words)
+    done = daemon.pagetier("pages", "lookup", *words)
     text = "the first 6 of 7 pages (96 tokens) are here: 0 in memory, 6 only on disk\n"
     assert (done.exit_code, done.output) == (0, text)
-    done = daemon.pagetier("prefetch", *words, "--json")
+    done = daemon.pagetier("pages", "prefetch", *words, "--json")
     assert done.exit_code == Exit.WRONG and json.loads(done.output.splitlines()[0])["in_memory"] == 6
     assert "in no tier" in done.output
-    assert json.loads(daemon.pagetier("lookup", *words, "--json").output)["prefix_memory"] == 6
+    assert json.loads(daemon.pagetier("pages", "lookup", *words, "--json").output)["prefix_memory"] == 6
     with client.match(KEYS) as match:
         assert len(match) == 6
 
@@ -66,29 +66,29 @@ def test_a_lookup_of_keys_of_another_namespace_or_engine_says_so(
     file = tmp_path / "keys"
     for keys, named in ((KEYS, SPACE), (absent, OTHER)):
         file.write_text("\n".join(key.hex() for key in keys))
-        done = daemon.pagetier("lookup", "--namespace", OTHER.digest.hex(), "--keys-file", str(file))
+        done = daemon.pagetier("pages", "lookup", "--namespace", OTHER.digest.hex(), "--keys-file", str(file))
         assert done.exit_code == 0 and labels[named.digest.hex()] in done.stderr
-    own = daemon.pagetier("lookup", "--namespace", SPACE.digest.hex(), "--keys-file", str(file))
+    own = daemon.pagetier("pages", "lookup", "--namespace", SPACE.digest.hex(), "--keys-file", str(file))
     assert "another namespace" in own.stderr
     file.write_text("\n".join(key.hex() for key in KEYS))
-    assert not daemon.pagetier("lookup", "--namespace", SPACE.digest.hex(), "--keys-file", str(file)).stderr
+    assert not daemon.pagetier("pages", "lookup", "--namespace", SPACE.digest.hex(), "--keys-file", str(file)).stderr
 
 
 def test_a_lookup_of_less_than_a_page_names_its_tokens(daemon: DiskDaemon, client: Client, tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("[1, 2]")
-    done = daemon.pagetier("lookup", "--namespace", SPACE.digest.hex(), "--tokens-file", str(file))
+    done = daemon.pagetier("pages", "lookup", "--namespace", SPACE.digest.hex(), "--tokens-file", str(file))
     assert f"{SPACE.page_tokens} tokens" in done.stderr
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ("lookup", "--namespace", SPACE.digest.hex(), "--keys-file"),
-        ("lookup", "--namespace", SPACE.digest.hex(), "--tokens-file"),
-        ("prefetch", "--namespace", SPACE.digest.hex(), "--tokens-file"),
+        ("pages", "lookup", "--namespace", SPACE.digest.hex(), "--keys-file"),
+        ("pages", "lookup", "--namespace", SPACE.digest.hex(), "--tokens-file"),
+        ("pages", "prefetch", "--namespace", SPACE.digest.hex(), "--tokens-file"),
         ("flush", "--yes", "--keys-file"),
-        ("pin", "--namespace", SPACE.digest.hex(), "--keys-file"),
+        ("pages", "pin", "--namespace", SPACE.digest.hex(), "--keys-file"),
     ],
 )
 def test_a_file_that_is_no_text_is_a_usage_error(
@@ -104,7 +104,7 @@ def test_a_file_that_is_no_text_is_a_usage_error(
 def test_a_byte_order_mark_is_not_a_part_of_a_key(daemon: DiskDaemon, client: Client, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("\n".join(key.hex() for key in KEYS), encoding="utf-8-sig")
-    done = daemon.pagetier("lookup", "--namespace", SPACE.digest.hex(), "--keys-file", str(file))
+    done = daemon.pagetier("pages", "lookup", "--namespace", SPACE.digest.hex(), "--keys-file", str(file))
     assert done.output.startswith("the first 6 of 6 pages")
 
 
@@ -114,8 +114,8 @@ def test_keys_are_read_from_lines_or_a_list(daemon: DiskDaemon, client: Client, 
     file = tmp_path / "keys"
     file.write_text("# six\n" + "\n".join(keys) if form == "lines" else json.dumps(keys))
     words = ("--namespace", SPACE.digest.hex(), "--keys-file", str(file))
-    assert daemon.pagetier("lookup", *words).output.startswith("the first 6 of 6 pages")
-    done = daemon.pagetier("prefetch", *words)
+    assert daemon.pagetier("pages", "lookup", *words).output.startswith("the first 6 of 6 pages")
+    done = daemon.pagetier("pages", "prefetch", *words)
     assert (done.exit_code, done.output) == (0, "6 of 6 pages are in memory\n")
 
 
@@ -133,26 +133,26 @@ def test_a_wrong_file_is_a_usage_error(daemon: DiskDaemon, tmp_path: Path, optio
     file = tmp_path / "file"
     file.write_text(text)
     for command in ("lookup", "prefetch"):
-        done = daemon.pagetier(command, "--namespace", SPACE.digest.hex(), option, str(file))
+        done = daemon.pagetier("pages", command, "--namespace", SPACE.digest.hex(), option, str(file))
         assert (done.exit_code, words in done.output) == (Exit.USAGE, True), done.output
 
 
 @pytest.mark.usefixtures("client")
 def test_the_namespace_must_be_one_of_those_that_there_are(daemon: DiskDaemon, tokens_file: str) -> None:
     for wanted, words in (("other", 'no namespace is "other"; there are: '), ("model", "name one by its digest")):
-        done = daemon.pagetier("lookup", "--namespace", wanted, "--tokens-file", tokens_file)
+        done = daemon.pagetier("pages", "lookup", "--namespace", wanted, "--tokens-file", tokens_file)
         assert (done.exit_code, words in done.output) == (Exit.WRONG, True), done.output
-    assert daemon.pagetier("lookup", "--namespace", SPACE.digest.hex()).exit_code == Exit.USAGE
+    assert daemon.pagetier("pages", "lookup", "--namespace", SPACE.digest.hex()).exit_code == Exit.USAGE
 
 
 @pytest.mark.usefixtures("client")
 def test_namespaces_are_listed_with_the_largest_first(daemon: DiskDaemon) -> None:
-    listed = json.loads(daemon.pagetier("ls", "--json").output)
+    listed = json.loads(daemon.pagetier("pages", "ls", "--json").output)
     sizes = [each["memory_bytes"] + each["disk_bytes"] for each in listed]
     assert sizes == sorted(sizes, reverse=True)
     mine = next(each for each in listed if each["digest"] == SPACE.digest.hex())
     assert (mine["label"], mine["disk_pages"], mine["page_tokens"]) == (SPACE.name, 6, 16)
-    assert mine["label"] in daemon.pagetier("ls").output
+    assert mine["label"] in daemon.pagetier("pages", "ls").output
 
 
 def test_a_disk_tier_that_is_not_open_is_not_called_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,25 +160,25 @@ def test_a_disk_tier_that_is_not_open_is_not_called_empty(tmp_path: Path, monkey
         daemon.store_through(engine, range(2))
         daemon.pagetier("flush", "--all", "--tier", "memory", "--yes")
         with daemon.away():
-            found = daemon.pagetier("ls")
+            found = daemon.pagetier("pages", "ls")
             assert "the disk tier is down, so its pages are not listed: " in found.output and found.exit_code == 0
             assert "nothing is stored" not in found.output
-        assert ENGINES.name in daemon.pagetier("ls").output
+        assert ENGINES.name in daemon.pagetier("pages", "ls").output
     impostor(tmp_path, monkeypatch, "there.recv(1)", "time.sleep(3600)")
     with TroubledDaemon(FRAMES) as opening:
-        found = opening.pagetier("ls")
+        found = opening.pagetier("pages", "ls")
         assert found.output == "the disk tier is being opened, so its pages are not listed yet\n"
 
 
 @pytest.mark.parametrize("policy", ["cadence", "lru"])
 def test_the_largest_prefixes_of_a_namespace_are_listed(policy: str) -> None:
     with RunningDaemon("4MiB", "64KiB", "--set", f"evict.policy={policy}") as daemon, daemon.client() as client:
-        assert json.loads(daemon.pagetier("ls", "--json").output) == []
+        assert json.loads(daemon.pagetier("pages", "ls", "--json").output) == []
         long = SPACE.keys(range(16 * 5))
         client.store(SPACE.keys(range(1000, 1032)), [bytes(FRAME)] * 2)
         client.store(long[:3], [bytes(FRAME)] * 3)
         client.store(long, [bytes(FRAME)] * 5)  # two more pages
-        listed = json.loads(daemon.pagetier("ls", SPACE.name, "--json").output)
+        listed = json.loads(daemon.pagetier("pages", "ls", SPACE.name, "--json").output)
         pages = [(each["key"], each["pages"], each["bytes"], each["memory_pages"]) for each in listed]
         short, first = SPACE.keys(range(1000, 1016)).data.hex(), long[0].hex()
         if policy == "cadence":
@@ -186,15 +186,15 @@ def test_the_largest_prefixes_of_a_namespace_are_listed(policy: str) -> None:
         else:
             assert sorted(count for _, count, _, _ in pages) == [2, 2, 3] and (first, 3, 3 * FRAME, 3) in pages
         assert 0 <= listed[0]["idle_seconds"] < 60
-        assert daemon.pagetier("ls", SPACE.name, "--most", "1").output.count("\n") == 2
-        assert daemon.pagetier("ls", "other").exit_code == Exit.WRONG
+        assert daemon.pagetier("pages", "ls", SPACE.name, "--most", "1").output.count("\n") == 2
+        assert daemon.pagetier("pages", "ls", "other").exit_code == Exit.WRONG
 
 
 def test_many_keys_are_sent_in_parts(client: Client, daemon: DiskDaemon, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("\n".join(f"{number:064x}" for number in range(70_000)))
-    assert daemon.pagetier("unpin", "--keys-file", str(file)).output.startswith("0 pages not pinned")
-    done = daemon.pagetier("prefetch", "--namespace", SPACE.digest.hex(), "--keys-file", str(file))
+    assert daemon.pagetier("pages", "unpin", "--keys-file", str(file)).output.startswith("0 pages not pinned")
+    done = daemon.pagetier("pages", "prefetch", "--namespace", SPACE.digest.hex(), "--keys-file", str(file))
     assert done.output.startswith("0 of 70,000 pages are in memory")
 
 
@@ -208,8 +208,8 @@ def test_a_user_who_may_only_watch_reads_nothing_ahead(tokens_file: str) -> None
         code = "from pagetier.daemon.cli import main; main(sys.argv[1:])"
         words = ["--socket", str(daemon.socket), "--namespace", SPACE.name, "--tokens-file", "-"]
         code = f"import io; sys.stdin = io.TextIOWrapper(io.BytesIO({json.dumps(TOKENS).encode()!r})); {code}"
-        imports = "import pagetier.daemon.cli.lookup, pagetier.daemon.cli.prefetch"
-        looked_up = output_as(ALICE, imports, code, "lookup", *words)
+        imports = "import pagetier.daemon.cli.pages, pagetier.daemon.cli.lookup, pagetier.daemon.cli.prefetch"
+        looked_up = output_as(ALICE, imports, code, "pages", "lookup", *words)
         assert looked_up[0] == 0, looked_up
-        status, output = output_as(ALICE, imports, code, "prefetch", *words)
+        status, output = output_as(ALICE, imports, code, "pages", "prefetch", *words)
         assert status == Exit.WRONG and f"user {ALICE} may only watch" in output

@@ -68,18 +68,18 @@ def test_stats_shows_how_far_the_arena_is_populated_and_wait_waits_for_it(wait: 
         first = daemon_stats(daemon.socket)
         assert first["phase"] == "starting" and 0 <= first["progress"] < 1
         threading.Timer(0.5, wait.unlink).start()
-        done = pagetier("wait", daemon.socket)
-        assert (done.exit_code, done.output) == (Exit.OK, "") and not wait.exists()
+        done = pagetier("stats", daemon.socket, "--wait", "60s", "--short")
+        assert (done.exit_code, done.output.startswith("serving; ")) == (Exit.OK, True) and not wait.exists()
         last = daemon_stats(daemon.socket)
         assert (last["phase"], last["progress"]) == ("serving", 1.0)
         daemon.client().close()
 
 
 def test_wait_says_why_engines_cannot_attach(tmp_path: Path) -> None:
-    done = pagetier("wait", tmp_path / "none.sock", "--timeout", "0s")
+    done = pagetier("stats", tmp_path / "none.sock", "--wait", "0s")
     assert done.exit_code == Exit.UNREACHABLE
     assert "no daemon" in done.output
-    wrong = pagetier("wait", tmp_path / "none.sock", "--timeout", "soon")
+    wrong = pagetier("stats", tmp_path / "none.sock", "--wait", "soon")
     assert wrong.exit_code == Exit.USAGE and "soon" in wrong.output
 
 

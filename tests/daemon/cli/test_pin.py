@@ -1,4 +1,4 @@
-"""Tests `pagetier pin` and `pagetier unpin` against a real daemon."""
+"""Tests `pagetier pages pin` and `pagetier pages unpin` against a real daemon."""
 
 from __future__ import annotations
 
@@ -41,53 +41,53 @@ def words(text: str) -> str:
 
 
 def test_pages_of_a_file_are_pinned_and_unpinned(daemon: RunningDaemon, file: Path) -> None:
-    done = daemon.pagetier("pin", "--keys-file", str(file))
+    done = daemon.pagetier("pages", "pin", "--keys-file", str(file))
     assert (done.exit_code, done.output) == (0, "10 pages pinned; 640.0 KiB are kept in memory by request\n")
     assert eventually(lambda: "640.0 KiB kept in memory by request" in words(daemon.pagetier("stats").output))
     assert json.loads(daemon.pagetier("stats", "--json").output)["hints"]["kept_bytes"] == 10 * FRAME
-    done = daemon.pagetier("unpin", "--keys-file", str(file), "--json")
+    done = daemon.pagetier("pages", "unpin", "--keys-file", str(file), "--json")
     assert json.loads(done.output) == {"pages": 10, "applied": 10, "kept_bytes": 0}
 
 
 def test_all_pages_of_a_namespace_are_pinned(daemon: RunningDaemon, file: Path) -> None:
     label = next(space.label for space in daemon.snapshot().namespaces if space.digest == OTHER.digest.hex())
-    done = daemon.pagetier("pin", "--namespace", label, "--json")
+    done = daemon.pagetier("pages", "pin", "--namespace", label, "--json")
     assert (done.exit_code, json.loads(done.output)) == (0, {"pages": 10, "applied": 10, "kept_bytes": 10 * FRAME})
-    assert daemon.pagetier("pin", "--namespace", label, "--keys-file", str(file)).exit_code == Exit.WRONG
-    assert daemon.pagetier("unpin", "--namespace", SPACE.digest.hex()).exit_code == 0
-    assert json.loads(daemon.pagetier("unpin", "--namespace", label, "--json").output)["kept_bytes"] == 0
+    assert daemon.pagetier("pages", "pin", "--namespace", label, "--keys-file", str(file)).exit_code == Exit.WRONG
+    assert daemon.pagetier("pages", "unpin", "--namespace", SPACE.digest.hex()).exit_code == 0
+    assert json.loads(daemon.pagetier("pages", "unpin", "--namespace", label, "--json").output)["kept_bytes"] == 0
 
 
 def test_pages_that_are_not_in_memory_are_not_pinned(daemon: RunningDaemon, file: Path) -> None:
     file.write_text(file.read_text() + "ab" * 32 + "\n")
-    done = daemon.pagetier("pin", "--keys-file", str(file))
+    done = daemon.pagetier("pages", "pin", "--keys-file", str(file))
     assert done.exit_code == Exit.WRONG
     assert "10 pages pinned" in done.output and "1 page not pinned" in done.output
 
 
 def test_an_operator_unpins_what_engines_keep(daemon: RunningDaemon, client: Client, file: Path) -> None:
     client.hint(SPACE.keys(range(10 * SPACE.page_tokens)), Hint.keep())
-    assert json.loads(daemon.pagetier("unpin", "--keys-file", str(file), "--json").output)["kept_bytes"] == 0
+    assert json.loads(daemon.pagetier("pages", "unpin", "--keys-file", str(file), "--json").output)["kept_bytes"] == 0
 
 
 @pytest.mark.parametrize("text", ["xyz\n", "ab\n", "ab" * 33 + "\n"])
 def test_a_line_that_is_no_key_is_invalid_usage(daemon: RunningDaemon, file: Path, text: str) -> None:
     file.write_text("# keys\n" + text)
-    done = daemon.pagetier("pin", "--keys-file", str(file))
+    done = daemon.pagetier("pages", "pin", "--keys-file", str(file))
     assert done.exit_code == Exit.USAGE and "line 2 of" in done.output
 
 
 def test_invalid_usage(daemon: RunningDaemon, tmp_path: Path) -> None:
-    assert daemon.pagetier("pin").exit_code == Exit.USAGE
-    assert daemon.pagetier("pin", "--keys-file", str(tmp_path / "none")).exit_code == Exit.USAGE
-    missing = daemon.pagetier("pin", "--namespace", "nothing")
+    assert daemon.pagetier("pages", "pin").exit_code == Exit.USAGE
+    assert daemon.pagetier("pages", "pin", "--keys-file", str(tmp_path / "none")).exit_code == Exit.USAGE
+    missing = daemon.pagetier("pages", "pin", "--namespace", "nothing")
     assert missing.exit_code == Exit.WRONG and "no namespace has the label" in missing.output
 
 
 def test_with_lru_nothing_is_pinned(file: Path) -> None:
     with RunningDaemon("16MiB", "64KiB", "--set", "evict.policy=lru") as daemon:
-        done = daemon.pagetier("pin", "--keys-file", str(file))
-        assert daemon.pagetier("unpin", "--keys-file", str(file)).exit_code == Exit.WRONG
+        done = daemon.pagetier("pages", "pin", "--keys-file", str(file))
+        assert daemon.pagetier("pages", "unpin", "--keys-file", str(file)).exit_code == Exit.WRONG
         assert done.exit_code == Exit.WRONG and 'evict.policy = "cadence"' in done.output
 
 
