@@ -33,7 +33,7 @@ def connect(connecting: socket.socket, path: Path, timeout: float) -> None:
 
 def why_not_connected(path: Path, error: OSError) -> str:
     """Returns why connect() has failed."""
-    if path.is_dir():
+    if not isinstance(error, PermissionError) and path.is_dir():
         return f"it is a folder, not a socket: the daemon's may be {path / SOCKET_NAME}"
     return _CROWDED if isinstance(error, BlockingIOError) else error.strerror or str(error)
 
