@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final, TypedDict
 
 import msgspec
@@ -62,17 +63,18 @@ class CacheGroup(msgspec.Struct, frozen=True, eq=False, kw_only=True):
             page is one block.
         num_kv_heads: KV heads of the whole model in these layers. May be left out with one tensor-parallel rank, and
             for the layouts "mla" and "states". With "rows", it is left out if all ranks have the same rows; it is the
-            number of ranks if each rank has rows of its own.
+            number of ranks if each rank has rows of its own. Or the heads by the kind of a plane: kinds that are not
+            named have all of their heads on each rank.
     """
 
     kv_caches: KvCaches | CacheLayout
     layout: str = ""
     kind: Group
-    num_kv_heads: int | None = None
+    num_kv_heads: int | Mapping[str, int] | None = None
 
 
 def attention_group(
-    kv_caches: KvCaches | CacheLayout, layout: str, page_tokens: int, num_kv_heads: int | None
+    kv_caches: KvCaches | CacheLayout, layout: str, page_tokens: int, num_kv_heads: int | Mapping[str, int] | None
 ) -> CacheGroup:
     """Returns the only group of a model with full attention in all layers. Raises ValueError for no page_tokens."""
     kind = FullAttention(page_tokens)
@@ -185,8 +187,11 @@ def _model_heads(plane: Plane, group: CacheGroup, shard: Shard) -> int:
     """
     if isinstance(group.kind, Recurrent) and plane.kind.startswith("state "):
         return shard.ranks
-    if group.num_kv_heads is not None:
-        return integer_of("num_kv_heads", group.num_kv_heads)
+    heads = group.num_kv_heads
+    if isinstance(heads, Mapping):
+        heads = heads.get(plane.kind, plane.heads)
+    if heads is not None:
+        return integer_of("num_kv_heads", heads)
     if group.layout in _LATENTS or shard.ranks == 1:
         return plane.heads
     raise LayoutError(f"{shard.ranks} ranks divide the heads: pass num_kv_heads, the KV heads of the whole model")
