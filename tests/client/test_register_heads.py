@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pagetier.client import CacheGroup, FullAttention
+from pagetier.client import CacheGroup, FullAttention, RegisteredCache
 from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.cache_layout import joined
 from running_daemon import RunningDaemon
@@ -23,7 +23,7 @@ def test_each_rank_has_its_heads_and_the_whole_index(daemon: RunningDaemon) -> N
     index = random.integers(0, 2**16, (BLOCKS, PAGE, 4), np.uint16)
     with daemon.client(timeout=LONG_S) as one, daemon.client(timeout=LONG_S) as other:
         own: list[list[Any]] = []
-        caches = []
+        caches: list[RegisteredCache] = []
         for rank, client in enumerate((one, other)):
             heads = slice(rank, rank + 1)
             own.append([keys[:, :, heads].copy(), values[:, :, heads].copy(), index.copy()])

@@ -1,15 +1,11 @@
-"""Faults of one rank: a full GPU, pages that are gone, ranks that do not agree, engines that are not supported."""
+"""Faults of one rank: a full GPU, pages that are gone, ranks that do not agree."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any, Final
 
-from sglang import version
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
-from sglang.srt.plugins import load_plugins
-from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
-from sglang.srt.runtime_context import get_parallel
 
 from sglang_model import AnyPrompt, Spec
 from sglang_pools import Pools
@@ -69,35 +65,3 @@ class Faults:
         lookup = linker.lookup
         if self.rank == rank:
             linker.lookup = lambda *asked: [length for length in lookup(*asked) if length <= pages]
-
-    def _change(self, what: str) -> None:
-        """Makes the engine one that pagetier does not support, or loads plugins."""
-        pool = self.pools.allocator.get_kvcache()
-        match what:
-            case "version":
-                version.__version__ = "9.9"
-            case "pool":
-                pool.__class__ = type("UnknownPool", (type(pool),), {})
-            case "pipeline":
-                self.params.pp_size = 2
-            case "decode":
-                get_parallel().override_permanently(attn_dcp_size=2)
-            case "draft":
-                self.params.mtp_draft_device_pools = (object(),)
-            case "layout":
-                pool.kv_cache_layout = "hnd"
-            case _:
-                _load(what)
-
-
-def _load(what: str) -> None:
-    """Loads plugins in the order that `what` names, as the process of a scheduler does."""
-    if what.startswith("another plugin"):
-        target = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.take_events"
-        HookRegistry.register(target, lambda events, _: events, HookType.AFTER, source=HookSource("other", None))
-    if what.endswith("alone"):
-        HookRegistry.apply_hooks()
-    if what.endswith("entry point"):
-        import sglang.srt.managers.scheduler  # noqa: F401  it is there in the process of a scheduler
-
-        load_plugins()

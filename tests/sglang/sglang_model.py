@@ -21,11 +21,12 @@ class Spec(msgspec.Struct, frozen=True):
     """An engine to test with.
 
     Attributes:
-        kind: "mha", "mla", "swa" or "mamba".
+        kind: "mha", "mla", "swa" or "mamba"; or a family of sglang_pool_makers.
         page: The number of tokens in a page.
         heads: KV heads of the whole model.
         ranks: The number of tensor-parallel ranks.
         layout: The layout of HiCache's host pool; "" for the linker; "kit" for SGLang's own fixtures.
+        draft: How SGLang has the layers of a draft model: "packed" or "side"; "" without one.
     """
 
     kind: str = "mha"
@@ -33,11 +34,29 @@ class Spec(msgspec.Struct, frozen=True):
     heads: int = 4
     ranks: int = 1
     layout: str = ""
+    draft: str = ""
 
     @property
     def name(self) -> str:
         """A name for a test's title."""
-        return "-".join(filter(None, [self.kind, str(self.page), f"tp{self.ranks}", self.layout]))
+        return "-".join(filter(None, [self.kind, str(self.page), f"tp{self.ranks}", self.layout, self.draft]))
+
+    @property
+    def window(self) -> int:
+        """The tokens in the sliding window; 0 without one."""
+        if self.kind.startswith("dsv4"):
+            return 128
+        return WINDOW if self.kind.endswith("swa") else 0
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether the model has recurrent state."""
+        return self.kind.startswith("mamba") or self.kind == "qsa"
+
+    @property
+    def is_physical(self) -> bool:
+        """Whether all bytes of all buffers are compared."""
+        return bool(self.draft) or self.kind not in ("mha", "mla", "swa", "mamba")
 
 
 class Salted(msgspec.Struct, frozen=True):

@@ -31,20 +31,25 @@ class Pools:
     """The pools of one rank.
 
     Attributes:
+        slots: The number of token slots.
+        heads: The heads of this rank.
+        drafts: The pools of draft models.
         allocator: The allocator of token slots.
         requests: The pool of requests, which has the recurrent states.
     """
 
     def __init__(self, spec: Spec, rank: int) -> None:
         self._spec, self._rank = spec, rank
-        self._heads = max(1, spec.heads // spec.ranks)
-        self.requests: Any = _state_pool(spec) if spec.kind == "mamba" else ReqToTokenPool(8, SLOTS, "cpu", False)
+        self.drafts: tuple[Any, ...] = ()
+        self.heads = max(1, spec.heads // spec.ranks)
+        self.slots = max(SLOTS, 16 * spec.page)
+        self.requests: Any = _state_pool(spec) if spec.recurrent else ReqToTokenPool(8, SLOTS, "cpu", False)
         self.allocator: Any = self._make_allocator(self._make_pool())
 
     @property
     def windowed_slots(self) -> int:
         """The number of slots that a hit needs in a sliding window."""
-        return -(-WINDOW // self._spec.page) * self._spec.page
+        return -(-self._spec.window // self._spec.page) * self._spec.page
 
     @property
     def model_layers(self) -> int:
@@ -53,7 +58,7 @@ class Pools:
 
     def allocate(self, tokens: int) -> torch.Tensor:
         """Returns slots for the tokens of a prompt."""
-        if self._spec.kind != "swa" or self._spec.page == 1:
+        if not self._spec.window or self._spec.page == 1:
             slots = self.allocator.alloc(tokens)
         else:
             none, last = torch.zeros(1, dtype=torch.int64), torch.tensor([-1], dtype=torch.int64)
@@ -64,7 +69,7 @@ class Pools:
 
     def free(self, slots: torch.Tensor) -> None:
         """Frees the slots of a loaded prompt, of which only the end has slots in the window."""
-        if self._spec.kind == "swa":
+        if self._spec.window:
             windowed = min(len(slots), self.windowed_slots)
             self.allocator.full_attn_allocator.free(slots[:-windowed])
             slots = slots[-windowed:]
@@ -72,19 +77,17 @@ class Pools:
 
     def free_slots(self) -> dict[str, int]:
         """Returns the free slots of each pool."""
-        match self._spec.kind:
-            case "swa":
-                return {"kv": self.allocator.full_available_size(), "swa": self.allocator.swa_available_size()}
-            case "mamba":
-                states = self.requests.mamba_allocator.available_size()
-                return {"kv": self.allocator.available_size(), "mamba": states}
-            case _:
-                return {"kv": self.allocator.available_size()}
+        free = {"kv": self.allocator.full_available_size() if self._spec.window else self.allocator.available_size()}
+        if self._spec.window:
+            free["swa"] = self.allocator.swa_available_size()
+        if self._spec.recurrent:
+            free["mamba"] = self.requests.mamba_allocator.available_size()
+        return free
 
     def clear(self) -> None:
         """Frees and zeroes everything."""
         self.allocator.clear()
-        if self._spec.kind == "mamba":
+        if self._spec.recurrent:
             self.requests.mamba_allocator.clear()
         for _, tensor, _ in self._planes():
             tensor.zero_()
@@ -99,7 +102,7 @@ class Pools:
 
     def write_snapshot(self, number: AnyPrompt, tokens: int) -> torch.Tensor | None:
         """Returns a slot with the recurrent state after the tokens of a prompt; None for models without one."""
-        if self._spec.kind != "mamba":
+        if not self._spec.recurrent:
             return None
         slot: torch.Tensor = self.requests.mamba_allocator.alloc(1)
         for layer, tensor in self._states():
@@ -113,6 +116,13 @@ class Pools:
             for plane, tensor, windowed in self._planes()
         )
 
+    def remember(self) -> None:
+        """Remembers what the pools contain before a load."""
+
+    def only_loaded(self) -> bool:
+        """Returns whether nothing has changed since remember() but the slots that has() was called for."""
+        return True
+
     def has_snapshot(self, number: AnyPrompt, slot: torch.Tensor, tokens: int) -> bool:
         """Returns whether a slot has the recurrent state after the tokens of a prompt."""
         return all(
@@ -120,7 +130,7 @@ class Pools:
         )
 
     def _make_pool(self) -> Any:
-        spec, dtype, heads = self._spec, torch.bfloat16, self._heads
+        spec, dtype, heads = self._spec, torch.bfloat16, self.heads
         match spec.kind:
             case "mha":
                 return MHATokenToKVPool(SLOTS, spec.page, dtype, heads, DIM, FULL_LAYERS, "cpu", False)
@@ -133,12 +143,12 @@ class Pools:
                 return HybridLinearKVPool(SLOTS, dtype, spec.page, heads, DIM, _FULL, "cpu", pool)
 
     def _make_allocator(self, pool: Any) -> Any:
-        page = self._spec.page
-        if self._spec.kind == "swa":
-            return SWATokenToKVPoolAllocator(SLOTS, SLOTS, page, torch.bfloat16, "cpu", pool, False)
+        page, slots = self._spec.page, self.slots
+        if self._spec.window:
+            return SWATokenToKVPoolAllocator(slots, slots, page, torch.bfloat16, "cpu", pool, False)
         if page == 1:
-            return TokenToKVPoolAllocator(SLOTS, torch.bfloat16, "cpu", pool, False)
-        return PagedTokenToKVPoolAllocator(SLOTS, page, torch.bfloat16, "cpu", pool, False)
+            return TokenToKVPoolAllocator(slots, torch.bfloat16, "cpu", pool, False)
+        return PagedTokenToKVPoolAllocator(slots, page, torch.bfloat16, "cpu", pool, False)
 
     def _planes(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
         """Yields the name and the tensor [slots, heads, width] of all attention layers, and whether it is windowed."""
@@ -155,7 +165,7 @@ class Pools:
                 yield f"{name} v {layer}", values, name == "swa_kv_pool"
 
     def _states(self) -> Iterator[tuple[str, torch.Tensor]]:
-        if self._spec.kind == "mamba":
+        if self._spec.recurrent:
             cache = self.requests.mamba_pool.mamba_cache
             for at, tensor in enumerate((cache.temporal, *cache.conv)):
                 for layer in range(OTHER_LAYERS):

@@ -11,8 +11,6 @@ from typing import Any, Final
 import msgspec
 import torch
 import torch.distributed as dist
-from sglang.srt.managers import schedule_batch
-from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 from sglang.srt.managers.scheduler_components.kv_events_publisher import SchedulerKvEventsPublisher
 from sglang.srt.mem_cache.base_prefix_cache import (
     CacheRequestHandle,
@@ -26,16 +24,19 @@ from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_tree_cac
 from sglang.srt.runtime_context import get_context, get_parallel
 
 from eventually import eventually
+from sglang_changes import change, forget
 from sglang_faults import Faults
-from sglang_model import WINDOW, AnyPrompt, RankArguments, Restored, prompt, salted
+from sglang_model import AnyPrompt, RankArguments, Restored
+from sglang_physical_pools import PhysicalPools
 from sglang_pools import SLOTS, Pools
 from sglang_requests import key_of, request_of
+from sglang_sessions import Sessions
 
 _WAIT_S: Final = 60.0
 _NUMBERS: Final = itertools.count()  # of requests
 
 
-class Rank(Faults):
+class Rank(Faults, Sessions):
     """One rank."""
 
     hierarchical = False
@@ -52,19 +53,24 @@ class Rank(Faults):
         )
         self.waiting: dict[str, Any] = {}
         self.locks: list[Any] = []
-        self.pools = Pools(spec, rank)
+        self.pools = PhysicalPools(spec, rank) if spec.is_physical else Pools(spec, rank)
         self.params = CacheInitParams(
             disable=False,
             req_to_token_pool=self.pools.requests,
             token_to_kv_pool_allocator=self.pools.allocator,
             page_size=spec.page,
             tp_cache_group=group,
-            sliding_window_size=WINDOW if spec.kind == "swa" else None,
-            enable_mamba_extra_buffer=spec.kind == "mamba",
+            is_eagle=bool(spec.draft),
+            mtp_draft_device_pools=self.pools.drafts if spec.draft == "packed" else (),
+            sidecar_draft_device_pools=self.pools.drafts if spec.draft == "side" else (),
+            sliding_window_size=spec.window or None,
+            enable_mamba_extra_buffer=spec.recurrent,
             enable_kv_cache_events="publish" in arguments.extra,
         )
         endpoint = arguments.extra.pop("publish", "")
-        self._change(arguments.extra.pop("change", ""))
+        change(arguments.extra.pop("change", ""), self.params)
+        if forgotten := arguments.extra.pop("forget", ""):
+            forget(forgotten)
         self.cache: Any = self._make_cache(group)
         self.linker: Any = self.cache.linker
         self.free_at_start = self.free_slots()
@@ -84,7 +90,7 @@ class Rank(Faults):
         slots = self.pools.allocate(tokens)
         self.pools.write(number, slots)
         snapshot = self.pools.write_snapshot(number, tokens)
-        value = InsertParams(key=key_of(number, tokens), value=slots.clone(), mamba_value=snapshot)
+        value = InsertParams(key=self._key(number, tokens), value=slots.clone(), mamba_value=snapshot)
         return self._count_stored(lambda: self._insert(value))
 
     def restore(self, number: AnyPrompt, pages: int, request: str = "") -> Restored:
@@ -126,13 +132,14 @@ class Rank(Faults):
         tokens = pages * self.spec.page
         request = request or f"request-{number}-{next(_NUMBERS)}"
         req = request_of(request, number)
-        found = self.cache.match_prefix(MatchPrefixParams(key=key_of(number, tokens), req=req))
+        found = self.cache.match_prefix(MatchPrefixParams(key=self._key(number, tokens), req=req))
         req.last_node, req.prefix_len, req.found = found.last_device_node, found.device_prefix_len, found
         req.hit = found.host_hit_length
         return req
 
     def begin(self, waiting: list[Any]) -> tuple[int, list[Any]]:
         """Queues the loads of requests and starts them as one batch."""
+        self.pools.remember()
         for req in waiting:
             params = InitLoadBackParams(best_match_node=req.found.best_match_node, host_hit_length=req.hit, req=req)
             req.loaded = self.cache.init_load_back(params)[0]
@@ -147,11 +154,12 @@ class Rank(Faults):
             counter.wait_until(layer)
         slots = {req.rid: self.linker.private_load_indices.get(req.rid) for req in waiting}
         equal = {req.rid: self._is_equal(req, slots[req.rid]) for req in waiting}
+        only_loaded = self.pools.only_loaded()
         failed = {req.rid for req in self.cache.finish_external_linker_loads(waiting)}
         for req in waiting:
             if slots[req.rid] is not None:
                 self._free(req, slots[req.rid])
-        return [Restored(req.hit, req.loaded, equal[req.rid], req.rid in failed) for req in waiting]
+        return [Restored(req.hit, req.loaded, equal[req.rid] and only_loaded, req.rid in failed) for req in waiting]
 
     def reset(self) -> None:
         """Empties the tree and the pools, as a restart of the engine does."""
@@ -164,7 +172,7 @@ class Rank(Faults):
 
     def leaked(self) -> dict[str, int]:
         """Evicts all that nothing uses, and returns the slots of each pool that are still allocated."""
-        self.cache.evict(EvictParams(SLOTS, SLOTS, SLOTS))
+        self.cache.evict(EvictParams(*[self.pools.slots] * 3))
         free = self.free_slots()
         return {pool: count - free[pool] for pool, count in self.free_at_start.items() if count != free[pool]}
 
@@ -183,33 +191,6 @@ class Rank(Faults):
         """Returns the KV cache events since the last call, instead of publishing them."""
         return [msgspec.to_builtins(event) for event in self.cache.take_events()]
 
-    def finish_request(
-        self, number: AnyPrompt, pages: int, reason: str, actions: dict[str, Any], session: str | None = None
-    ) -> None:
-        """Releases a request whose prompt was inserted, as SGLang does when it has ended.
-
-        Args:
-            number: The prompt.
-            pages: Its length in pages.
-            reason: The name of SGLang's reason for the end; "" if the request will go on.
-            actions: The payloads of kv_hints by the type of their action.
-            session: The ID of the request's session.
-        """
-        req = request_of(f"request-{number}", number)
-        req.full_untruncated_fill_ids = prompt(salted(number).number, pages * self.spec.page)
-        req.finished_reason = getattr(schedule_batch, reason)("") if reason else None
-        req.priority, req.session_id = None, session
-        written = [
-            {"action_id": "1", "action_type": name, "action_version": "1", "payload": payload}
-            for name, payload in actions.items()
-        ]
-        req.kv_hints = decode_kv_hints_envelope({"protocol_version": "1", "message_id": "1", "actions": written})
-        self.cache.on_release(req, checkpointed=True)
-
-    def close_session(self, session: str) -> None:
-        """Ends a session."""
-        self.cache.release_radix_session(session)
-
     def pending(self) -> int:
         """Waits until no offload is in progress."""
         eventually(lambda: not self.poll(), _WAIT_S)
@@ -219,6 +200,10 @@ class Rank(Faults):
         """Closes the linker and leaves the group."""
         self.cache.release_host_resources()
         dist.destroy_process_group()
+
+    def _key(self, number: AnyPrompt, tokens: int) -> Any:
+        """Returns the key of these tokens; with pairs of tokens, each one needs the token after it."""
+        return key_of(number, tokens + bool(self.spec.draft))
 
     def _insert(self, value: InsertParams) -> None:
         if self.cache.insert(value).mamba_exist:
@@ -232,8 +217,8 @@ class Rank(Faults):
             TreeCacheBuildContext(
                 self.args,
                 self.params,
-                self.spec.kind == "swa",
-                self.spec.kind == "mamba",
+                bool(self.spec.window),
+                self.spec.recurrent,
                 self.hierarchical,
                 False,
                 worker,

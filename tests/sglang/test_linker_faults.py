@@ -11,6 +11,7 @@ from disk_daemon import DiskDaemon
 from eventually import eventually
 from running_daemon import RunningDaemon
 from sglang_engine import SglangEngine
+from sglang_families import REFUSED
 from sglang_model import Restored, Spec
 
 _WAIT_S = 60.0
@@ -140,11 +141,7 @@ def test_a_wrong_setting_is_one_line_in_the_log(tmp_path: Path, extra: dict[str,
     ("what", "line"),
     [
         ("version", "SGLang 9.9 is not known: use SGLang 0.5.23"),
-        ("pool", "the KV pool UnknownPool is not known"),
-        ("pipeline", "pipeline parallelism is not supported yet"),
-        ("decode", "decode context parallelism is not supported yet"),
-        ("draft", "draft models (EAGLE, MTP) are not supported yet"),
-        ("layout", "the KV layout hnd is not known: unset SGLANG_USE_HND_KVCACHE"),
+        *REFUSED.items(),
     ],
 )
 def test_an_engine_that_is_not_supported_is_served_without_a_cache(tmp_path: Path, what: str, line: str) -> None:

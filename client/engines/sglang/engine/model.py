@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.mem_cache.hybrid_cache.linker_pool_assembler import resolve_hybrid_device_pool_group
 from sglang.srt.runtime_context import get_parallel, get_server_args
 
 from pagetier.client.engines.sglang.engine.namespace import EngineFacts
 from pagetier.client.engines.sglang.engine.version import VERSION, require_known_version
-from pagetier.client.engines.sglang.pools.device_pools import WINDOW
+from pagetier.client.engines.sglang.pools.device_pools import DRAFT, WINDOW
 from pagetier.client.engines.unsupported import UnsupportedError
 from pagetier.kernels.layout.page_layout import Shard
 
@@ -53,9 +54,30 @@ class Ranks:
         return texts[0]
 
 
-def engine_facts(server: Any) -> EngineFacts:
-    """Returns what an engine computes with, of SGLang's ServerArgs. Settings may differ from those that were given."""
-    return EngineFacts(VERSION, ModelConfig.from_server_args(server), resolving_view(server))
+def engine_facts(server: Any, params: Any = None) -> EngineFacts:
+    """Returns what an engine computes with.
+
+    Args:
+        server: SGLang's ServerArgs. Settings may differ from those that were given.
+        params: SGLang's CacheInitParams, which has the pools of draft models.
+    """
+    draft = _draft_model(server) if params is not None and _draft_pools(params) else None
+    return EngineFacts(VERSION, ModelConfig.from_server_args(server), resolving_view(server), draft)
+
+
+def _draft_pools(params: Any) -> tuple[Any, ...]:
+    return (*params.mtp_draft_device_pools, *params.sidecar_draft_device_pools)
+
+
+def _draft_model(server: Any) -> Any:
+    """Returns SGLang's ModelConfig of the draft model: without a path of its own, that of the model's MTP layers."""
+    view = resolving_view(server)
+    return ModelConfig.from_server_args(
+        server,
+        model_path=view.speculative_draft_model_path or view.model_path,
+        model_revision=view.speculative_draft_model_revision,
+        is_draft_model=True,
+    )
 
 
 def this_engine() -> EngineFacts:
@@ -63,9 +85,33 @@ def this_engine() -> EngineFacts:
     return engine_facts(get_server_args())
 
 
-def heads_of(model: Any) -> Callable[[str], int]:
+def heads_of(facts: EngineFacts) -> Callable[[str], int]:
     """Returns a function that returns the KV heads of the whole model in the layers of a pool."""
-    return lambda pool: int(model.get_swa_num_kv_heads(1) if pool == WINDOW else model.get_num_kv_heads(1))
+
+    def heads(pool: str) -> int:
+        model = facts.draft if pool == DRAFT else facts.model
+        return int(model.get_swa_num_kv_heads(1) if pool == WINDOW else model.get_num_kv_heads(1))
+
+    return heads
+
+
+def described_pools(params: Any, components: Any) -> Any:
+    """Returns the pools as SGLang describes them to linkers.
+
+    Args:
+        params: SGLang's CacheInitParams.
+        components: The components of SGLang's tree.
+
+    Raises:
+        UnsupportedError: SGLang cannot describe them; the message is its own.
+    """
+    cache = params.token_to_kv_pool_allocator.get_kvcache()
+    try:
+        return resolve_hybrid_device_pool_group(
+            kvcache=cache, page_size=params.page_size, params=params, components=components
+        )
+    except (AssertionError, ValueError) as error:
+        raise UnsupportedError(f"{type(cache).__name__}: {error}") from error
 
 
 def require_known(parallel: Any) -> None:
@@ -79,14 +125,10 @@ def require_known(parallel: Any) -> None:
     """
     require_known_version()
     if parallel.pp_size > 1:
-        raise UnsupportedError("pipeline parallelism is not supported yet")
+        raise UnsupportedError(
+            "pipeline parallelism: its stages do not agree on what they load; use --tensor-parallel-size"
+        )
     if parallel.attn_cp_size > 1:
-        raise UnsupportedError("context parallelism is not supported yet")
+        raise UnsupportedError("context parallelism is not supported: leave --attn-cp-size out")
     if get_parallel().attn_dcp_size > 1:
-        raise UnsupportedError("decode context parallelism is not supported yet")
-
-
-def require_no_draft(params: Any) -> None:
-    """Raises UnsupportedError for an engine with a draft model."""
-    if params.is_eagle or params.mtp_draft_device_pools or params.sidecar_draft_device_pools:
-        raise UnsupportedError("draft models (EAGLE, MTP) are not supported yet")
+        raise UnsupportedError("decode context parallelism is not supported: leave --dcp-size out")

@@ -26,11 +26,13 @@ class EngineFacts(msgspec.Struct, frozen=True, eq=False):
         version: The version of SGLang.
         model: SGLang's ModelConfig.
         server: SGLang's settings as they are used.
+        draft: SGLang's ModelConfig of a draft model whose state is cached; None without one.
     """
 
     version: str
     model: Any
     server: Any
+    draft: Any = None
 
     @property
     def adapters(self) -> bool:
@@ -39,15 +41,20 @@ class EngineFacts(msgspec.Struct, frozen=True, eq=False):
         return bool(self.server.lora_paths if enabled is None else enabled)
 
 
-def weights_source(facts: EngineFacts, declared: str, since: int) -> WeightsSource:
-    """Returns where the weights of an engine are from.
+def weights_sources(facts: EngineFacts, declared: str, since: int) -> tuple[WeightsSource, ...]:
+    """Returns where the weights of an engine are from: the model, then a draft model that is not a part of it.
 
     Args:
         facts: What the engine computes with.
         declared: The setting `weights`.
         since: The time at which the engine was started, in nanoseconds.
     """
-    model, server = facts.model, facts.server
+    models = [facts.model, *([facts.draft] if facts.draft is not None else [])]
+    places = {(model.model_path, model.revision): model for model in reversed(models)}
+    return tuple(_source(model, facts.server, declared, since) for model in reversed(places.values()))
+
+
+def _source(model: Any, server: Any, declared: str, since: int) -> WeightsSource:
     load_format = getattr(server.load_format, "value", server.load_format)
     config = SimpleNamespace(
         model_config=SimpleNamespace(model=model.model_path, revision=model.revision, hf_config=model.hf_config),
@@ -73,6 +80,7 @@ def namespace_of(
         model=str((model.hf_config.architectures or ["model"])[0]),
         revision=_canonical_json(
             {"engine": ["sglang", facts.version], "config": _digest(model.hf_config), "weights": identity.weights}
+            | _draft(facts)
         ),
         dtype=str(model.dtype if pool.name == STATE else pool.pool.dtype).removeprefix("torch."),
         page_tokens=pool.group.kind.page_tokens,
@@ -83,6 +91,7 @@ def namespace_of(
                 "layers": len(pool.layers),  # which ones follows from the configuration of the model
                 "kernels": [str(getattr(server, name, None)) for name in _KERNELS],
             }
+            | ({"variants": pool.variants} if pool.variants else {})
         ),
         layout=paged.page.layout,
         rope=_canonical_json(
@@ -92,6 +101,14 @@ def namespace_of(
         salt=salt,
         title=identity.title,
     )
+
+
+def _draft(facts: EngineFacts) -> dict[str, Any]:
+    """Returns what determines the state of a draft model."""
+    draft = facts.draft
+    if draft is None:
+        return {}
+    return {"draft": [str(facts.server.speculative_algorithm), _digest(draft.hf_config), draft.quantization]}
 
 
 def _digest(config: Any) -> str:

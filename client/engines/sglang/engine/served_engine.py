@@ -11,7 +11,7 @@ import msgspec
 from pagetier.client.client import Client
 from pagetier.client.engines.attachment_log import AttachmentLog, describe_memory
 from pagetier.client.engines.file_digests import FileDigests, user_memory
-from pagetier.client.engines.sglang.engine.namespace import EngineFacts, namespace_of, weights_source
+from pagetier.client.engines.sglang.engine.namespace import EngineFacts, namespace_of, weights_sources
 from pagetier.client.engines.sglang.engine.settings import LinkerSettings, StorageSettings
 from pagetier.client.engines.sglang.pools.device_pools import DevicePool
 from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup
@@ -69,8 +69,8 @@ def weights_thread(
     facts: EngineFacts, settings: LinkerSettings | StorageSettings, identified: Callable[[ModelIdentity], None]
 ) -> WeightsThread:
     """Starts to identify the weights of an engine; see WeightsThread."""
-    source = weights_source(facts, settings.weights, started_ns())
-    return WeightsThread([source], FileDigests(user_memory()), log, settings.origin, identified)
+    sources = weights_sources(facts, settings.weights, started_ns())
+    return WeightsThread(sources, FileDigests(user_memory()), log, settings.origin, identified)
 
 
 def wait_for_weights(weights: WeightsThread, rank: int) -> None:

@@ -64,7 +64,7 @@ class PagetierLinker(UnifiedCacheLinker):
             )
 
             transfers, pools = open_transfers(
-                server_args, params, extra_config or {}, self.layer_done_counter, forward_stream
+                server_args, params, components, extra_config or {}, self.layer_done_counter, forward_stream
             )
         except Exception as error:  # noqa: BLE001  SGLang serves without a cache
             log_unsupported(log, error)

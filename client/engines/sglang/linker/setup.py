@@ -12,7 +12,7 @@ from pagetier.client.client import Client
 from pagetier.client.engines.attachment_log import AttachmentLog
 from pagetier.client.engines.fleet_reads import FleetLimits, FleetReads
 from pagetier.client.engines.prefetch_thread import PrefetchThread
-from pagetier.client.engines.sglang.engine.model import Ranks, engine_facts, heads_of, require_known, require_no_draft
+from pagetier.client.engines.sglang.engine.model import Ranks, described_pools, engine_facts, heads_of, require_known
 from pagetier.client.engines.sglang.engine.namespace import EngineFacts
 from pagetier.client.engines.sglang.engine.served_engine import (
     ServedEngine,
@@ -36,13 +36,14 @@ log = logging.getLogger("pagetier.sglang")
 
 
 def open_transfers(
-    server: Any, params: Any, extra: Mapping[str, Any], counter: LayerCounter, forward_stream: Any
+    server: Any, params: Any, components: Any, extra: Mapping[str, Any], counter: LayerCounter, forward_stream: Any
 ) -> tuple[Transfers, tuple[DevicePool, ...]]:
     """Returns the transfers of this rank and the pools that they serve. All ranks call it.
 
     Args:
         server: SGLang's ServerArgs.
         params: SGLang's CacheInitParams.
+        components: The components of SGLang's tree.
         extra: The settings.
         counter: The counter of SGLang's pools.
         forward_stream: The stream on which the model writes its caches; None for the current stream.
@@ -59,9 +60,8 @@ def open_transfers(
     settings = read_settings(extra)
     load_settings()  # the copiers read them later, where an error could not be reported once
     require_known(params)
-    require_no_draft(params)
-    ranks, facts = Ranks(params), engine_facts(server)
-    pools = device_pools(params, heads_of(facts.model))
+    ranks, facts = Ranks(params), engine_facts(server, params)
+    pools = device_pools(params, heads_of(facts), partial(described_pools, params, components))
     engine = ServedEngine(facts, pools, [paged_cache_of(pool.group, ranks.shard) for pool in pools])
     own_salt = ranks.of_first(token_hex(16))
     attachment_log = AttachmentLog(log, settings.origin)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from pagetier.client.engines.sglang.pools.row_pools import row_pools, sparse_rows
+from pagetier.client.engines.sglang.pools.token_planes import Layers, divided_kinds, packed_index, token_planes
+from pagetier.client.engines.sglang.pools.variants import variants_of
 from pagetier.client.engines.unsupported import UnsupportedError
-from pagetier.client.groups import FullAttention, Recurrent, SlidingWindow
+from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.registration import CacheGroup
+from pagetier.kernels.layout.cache_layout import cache_of
 
 FULL: Final = "kv"
 WINDOW: Final = "swa"
 STATE: Final = "mamba"
+DRAFT: Final = "draft"
+
+_DESCRIBED: Final = ("DSATokenToKVPool", "DeepSeekV4TokenToKVPool")
+_HYBRID: Final = ("HybridLinearKVPool", "QSATokenToKVPool")
 
 
 class DevicePool(msgspec.Struct, frozen=True, eq=False):
@@ -25,6 +33,7 @@ class DevicePool(msgspec.Struct, frozen=True, eq=False):
         group: The tensors, in blocks of one page, and the kind of the group.
         layers: The layer of the group for each layer of this pipeline stage that belongs to it.
         page_slots: The number of slots that one page has in `device_indices`.
+        variants: What distinguishes formats of the same sizes, see variants_of().
     """
 
     name: str
@@ -32,92 +41,129 @@ class DevicePool(msgspec.Struct, frozen=True, eq=False):
     group: CacheGroup
     layers: Mapping[int, int]
     page_slots: int
+    variants: Sequence[str] = ()
 
 
-def device_pools(params: Any, heads: Callable[[str], int]) -> tuple[DevicePool, ...]:
+def device_pools(params: Any, heads: Callable[[str], int], described: Callable[[], Any]) -> tuple[DevicePool, ...]:
     """Returns the pools of a model, the one with full attention first.
 
     Args:
         params: SGLang's CacheInitParams.
-        heads: Returns the KV heads of the whole model in the layers of a pool.
+        heads: Returns the KV heads of the whole model in the layers of a pool; of DRAFT those of the draft model.
+        described: Returns SGLang's DevicePoolGroup, for pools that it describes to linkers itself.
 
     Returns:
         The pools.
 
     Raises:
         UnsupportedError: A pool is not known.
+        LayoutError: The tensors of a pool cannot be copied.
     """
-    cache, page = params.token_to_kv_pool_allocator.get_kvcache(), params.page_size
+    cache = params.token_to_kv_pool_allocator.get_kvcache()
+    if type(cache).__name__ in _DESCRIBED:
+        return _described_pools(described(), cache, params)
+    return (*_attention_pools(cache, params, heads), *_state_pools(params.req_to_token_pool, cache, params.page_size))
+
+
+def _described_pools(group: Any, cache: Any, params: Any) -> tuple[DevicePool, ...]:
+    page, window = params.page_size, params.swa_retain_window
+    kinds: dict[str, Group] = {FULL: FullAttention(page)} | ({WINDOW: SlidingWindow(page, window)} if window else {})
+    return tuple(
+        DevicePool(
+            *(pool.name, cache, CacheGroup(kv_caches=pool.rows, kind=kinds[pool.name]), pool.layers, page),
+            variants=variants_of(pool.owners),
+        )
+        for pool in row_pools(group)
+    )
+
+
+def _attention_pools(cache: Any, params: Any, heads: Callable[[str], int]) -> tuple[DevicePool, ...]:
+    page, drafts = params.page_size, _drafts(params)
     match type(cache).__name__:
         case "SWAKVPool":
-            return _window_pools(cache, params, heads)
-        case "HybridLinearKVPool":
+            return _window_pools(cache, params, heads, drafts)
+        case name if name in _HYBRID:
             layers = _local(cache.full_attention_layer_id_mapping, cache.start_layer)
-            full = _attention(FULL, cache.full_kv_pool, layers, page, heads)
-            return full, _state_pool(params.req_to_token_pool, cache.start_layer, page)
+            index = packed_index(cache, page) if name == "QSATokenToKVPool" else []
+            return (_attention(FULL, cache.full_kv_pool, layers, FullAttention(page), heads, [index, drafts]),)
         case _:
-            return (_attention(FULL, cache, {layer: layer for layer in range(cache.layer_num)}, page, heads),)
+            layers = {layer: layer for layer in range(cache.layer_num)}
+            return (_attention(FULL, cache, layers, FullAttention(page), heads, [drafts]),)
 
 
-def _window_pools(cache: Any, params: Any, heads: Callable[[str], int]) -> tuple[DevicePool, ...]:
+def _window_pools(cache: Any, params: Any, heads: Callable[[str], int], drafts: Layers) -> tuple[DevicePool, ...]:
     page, mapping = params.page_size, cache.layers_mapping
     full = {layer: own for layer, (own, windowed) in mapping.items() if not windowed}
     windowed = {layer: own for layer, (own, windowed) in mapping.items() if windowed}
-    window = int(params.swa_retain_window)
+    kind = SlidingWindow(page, int(params.swa_retain_window))
+    start = cache.start_layer
     return (
-        _attention(FULL, cache.full_kv_pool, _local(full, cache.start_layer), page, heads),
-        _attention(WINDOW, cache.swa_kv_pool, _local(windowed, cache.start_layer), page, heads, window),
+        _attention(FULL, cache.full_kv_pool, _local(full, start), FullAttention(page), heads, [drafts]),
+        _attention(WINDOW, cache.swa_kv_pool, _local(windowed, start), kind, heads),
     )
 
 
 def _attention(
-    name: str, pool: Any, layers: Mapping[int, int], page: int, heads: Callable[[str], int], window: int = 0
+    name: str,
+    pool: Any,
+    layers: Mapping[int, int],
+    kind: Group,
+    heads: Callable[[str], int],
+    beside: Sequence[Layers] = (),
 ) -> DevicePool:
-    kind = SlidingWindow(page, window) if window else FullAttention(page)
-    match type(pool).__name__:
-        case "MHATokenToKVPool":
-            _require_plain(pool)
-            tensors = [_pages(pool.k_buffer, page), _pages(pool.v_buffer, page)]
-            group = CacheGroup(kv_caches=tensors, layout="separate_blocks", kind=kind, num_kv_heads=heads(name))
-        case "MLATokenToKVPool":
-            if pool.kv_scale_buffer is not None:
-                raise UnsupportedError("KV caches with scales are not supported yet")
-            latents = [tensor.squeeze(1) for tensor in pool.kv_buffer]
-            group = CacheGroup(kv_caches=_pages(latents, page), layout="mla", kind=kind)
-        case other:
-            raise UnsupportedError(f"the KV pool {other} is not known: pagetier caches MHA, GQA and MLA without extras")
-    return DevicePool(name, pool, group, layers, page)
+    """Returns the pool of a group, whose pages also have what is beside it: an index, and layers of draft models."""
+    if type(pool).__name__ == "DSATokenToKVPool":
+        if any(beside):
+            raise UnsupportedError(
+                "a draft model beside sparse attention (DSA) and windows: leave --speculative-algorithm out"
+            )
+        group = CacheGroup(kv_caches=sparse_rows(pool, kind.page_tokens), kind=kind)
+        return DevicePool(name, pool, group, layers, kind.page_tokens, variants_of([pool]))
+    planes = token_planes(pool, kind.page_tokens)
+    counts = dict.fromkeys(divided_kinds(planes), heads(name))
+    for more in beside:
+        counts |= {kind: heads(DRAFT) for kind in divided_kinds(more)}
+        for at, its in enumerate(more):
+            planes[min(at, len(planes) - 1)].extend(its)
+    group = CacheGroup(kv_caches=cache_of(planes), kind=kind, num_kv_heads=counts)
+    return DevicePool(name, pool, group, layers, kind.page_tokens, variants_of([pool]))
 
 
-def _require_plain(pool: Any) -> None:
-    """Raises UnsupportedError for a pool whose rows are not [tokens, heads, elements] without scales."""
-    if getattr(pool, "kv_cache_layout", "nhd") != "nhd":
-        raise UnsupportedError(f"the KV layout {pool.kv_cache_layout} is not known: unset SGLANG_USE_HND_KVCACHE")
-    scales = (getattr(pool, name, None) for name in ("k_scale_buffer", "native_k_scale_buffer"))
-    if any(scale is not None for scale in scales):
-        raise UnsupportedError("KV caches with scales are not supported yet")
+def _drafts(params: Any) -> Layers:
+    """Returns the planes of each layer of the draft models, which have the slots of the model.
+
+    Raises:
+        UnsupportedError: A draft model has recurrent state, or a pool that is not known.
+    """
+    if params.mtp_draft_mamba_pools:
+        raise UnsupportedError("the recurrent state of a draft model is not cached: leave --speculative-algorithm out")
+    layers: list[Any] = []
+    for draft in (*params.mtp_draft_device_pools, *params.sidecar_draft_device_pools):
+        pool = draft.full_kv_pool if type(draft).__name__ in _HYBRID else draft
+        layers.extend(token_planes(pool, params.page_size))
+    return [[(f"{DRAFT} {at} {kind}", view) for kind, view in planes] for at, planes in enumerate(layers)]
 
 
-def _state_pool(requests: Any, start_layer: int, page: int) -> DevicePool:
-    """Returns the recurrent states, of which each slot is one snapshot.
+def _state_pools(requests: Any, cache: Any, page: int) -> tuple[DevicePool, ...]:
+    """Returns the recurrent states, of which each slot is one snapshot; nothing for a model without them.
 
     Raises:
         UnsupportedError: Requests have states beside those of the layers.
     """
+    if not hasattr(requests, "mamba_pool"):
+        return ()
     extra = getattr(requests, "mamba_ckpt_pool", None) is not None
     siblings = (getattr(getattr(requests, name, None), "enabled", False) for name in ("short_conv_pool", "ngram_pool"))
     if extra or any(siblings):
-        raise UnsupportedError("checkpoints in int8 and side states of recurrent layers are not supported yet")
-    cache = requests.mamba_pool.mamba_cache
-    states = [state for state in (cache.temporal, *cache.conv) if state.numel()]
+        raise UnsupportedError("recurrent layers have checkpoints in int8 or side states, which are not cached")
+    states = [
+        state
+        for state in (requests.mamba_pool.mamba_cache.temporal, *requests.mamba_pool.mamba_cache.conv)
+        if state.numel()
+    ]
     tensors = [[state[layer] for state in states] for layer in range(requests.mamba_pool.num_mamba_layers)]
     group = CacheGroup(kv_caches=tensors, layout="states", kind=Recurrent(page))
-    return DevicePool(STATE, requests.mamba_pool, group, _local(requests.mamba_map, start_layer), 1)
-
-
-def _pages(tensors: Any, page: int) -> list[Any]:
-    """Returns views of [slots, ...] as [pages, slots, ...]. Slots after the last whole page are not used by SGLang."""
-    return [tensor[: len(tensor) // page * page].unflatten(0, (-1, page)) for tensor in tensors]
+    return (DevicePool(STATE, requests.mamba_pool, group, _local(requests.mamba_map, cache.start_layer), 1),)
 
 
 def _local(layers: Mapping[int, int], start_layer: int) -> dict[int, int]:

@@ -51,7 +51,7 @@ def open_storage(config: Any, hosts: Mapping[str, Any]) -> StoragePages:
         raise UnsupportedError(
             "SGLang knows LoRA adapters by their paths only: use the linker for models with adapters"
         )
-    pools = host_pools(hosts, hosts[FULL].page_size, heads_of(facts.model))
+    pools = host_pools(hosts, hosts[FULL].page_size, heads_of(facts))
     engine = ServedEngine(facts, pools, [paged_cache_of(pool.group, _shard(config, pool)) for pool in pools])
     attachment_log = AttachmentLog(log, settings.origin)
     client = open_client(settings, attachment_log, config.tp_rank)

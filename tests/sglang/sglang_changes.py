@@ -1,0 +1,66 @@
+"""Changes of one rank before its linker is made: engines that are not supported, other formats, plugins, mutants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+from unittest.mock import patch
+
+from sglang import version
+from sglang.srt.plugins import load_plugins
+from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
+from sglang.srt.runtime_context import get_parallel
+
+from pagetier.client.engines.sglang.pools import device_pools, row_pools
+from pagetier.kernels.layout.cache_layout import cache_of
+
+_CHANGES: Final[Mapping[str, Callable[[Any, Any], object]]] = {
+    "version": lambda _, __: setattr(version, "__version__", "9.9"),
+    "pool": lambda _, pool: setattr(pool, "__class__", type("UnknownPool", (type(pool),), {})),
+    "pipeline": lambda params, _: setattr(params, "pp_size", 2),
+    "context": lambda params, _: setattr(params, "attn_cp_size", 2),
+    "decode": lambda _, __: get_parallel().override_permanently(attn_dcp_size=2),
+    "draft": lambda params, _: setattr(params, "mtp_draft_mamba_pools", (object(),)),
+    "layout": lambda _, pool: setattr(pool, "kv_cache_layout", "vectorized_5d"),
+    "scales": lambda _, pool: setattr(pool, "native_k_scale_buffer", [object()]),
+    "checkpoints": lambda params, _: vars(params.req_to_token_pool).update(mamba_pool=None, mamba_ckpt_pool=object()),
+    "index_k_page8": lambda _, pool: setattr(pool.c4_indexer_kv_pool, "index_k_page8", True),
+    "index_k_rne": lambda _, pool: setattr(pool.c4_indexer_kv_pool, "index_k_rne", True),
+}
+
+
+def change(what: str, params: Any) -> None:
+    """Makes a change to SGLang's CacheInitParams or its pool, or loads the plugins that `what` names."""
+    if what in _CHANGES:
+        _CHANGES[what](params, params.token_to_kv_pool_allocator.get_kvcache())
+    else:
+        _load(what)
+
+
+def forget(name: str) -> None:
+    """Makes pagetier forget one physical buffer: an entry of SGLang's, a kind of plane, or packed drafts."""
+    rows = row_pools._tensors
+
+    def some_rows(entries: Sequence[Any], layer: int) -> Iterable[Any]:
+        some = [entry for entry in entries if entry.name.value != name]
+        for entry in some if name == "draft" else ():
+            mapping = entry.layer_mapping
+            entry.layer_mapping = {at: one if isinstance(one, int) else one[0] for at, one in mapping.items()}
+        return rows(some, layer)
+
+    patch.object(row_pools, "_tensors", some_rows).start()
+    some_planes = lambda layers: cache_of([[one for one in layer if one[0] != name] for layer in layers])  # noqa: E731
+    patch.object(device_pools, "cache_of", some_planes).start()
+
+
+def _load(what: str) -> None:
+    """Loads plugins in the order that `what` names, as the process of a scheduler does."""
+    if what.startswith("another plugin"):
+        target = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.take_events"
+        HookRegistry.register(target, lambda events, _: events, HookType.AFTER, source=HookSource("other", None))
+    if what.endswith("alone"):
+        HookRegistry.apply_hooks()
+    if what.endswith("entry point"):
+        import sglang.srt.managers.scheduler  # noqa: F401  it is there in the process of a scheduler
+
+        load_plugins()

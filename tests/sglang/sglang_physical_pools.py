@@ -1,0 +1,85 @@
+"""Pools of which every byte is known: a load must change the rows of its pages in all buffers, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from sglang_model import AnyPrompt, Spec, share
+from sglang_physical import Buffer, buffers_of, content
+from sglang_pool_makers import make_draft, make_pool, model_layers
+from sglang_pools import Pools
+
+
+class PhysicalPools(Pools):
+    """The pools of one rank, and those of its draft models."""
+
+    def __init__(self, spec: Spec, rank: int) -> None:
+        super().__init__(spec, rank)
+        if spec.draft:
+            self.drafts = (make_draft(spec, self.slots, self.heads),)
+        self._buffers = list(buffers_of(self.allocator.get_kvcache(), spec.page))
+        for draft in self.drafts:
+            self._buffers += buffers_of(draft, spec.page, "draft ")
+        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._loaded: list[tuple[int, torch.Tensor]] = []
+
+    @property
+    def model_layers(self) -> int:
+        """The number of layers of the model."""
+        return model_layers(self._spec)
+
+    def clear(self) -> None:
+        """Frees everything and fills it with other bytes."""
+        super().clear()
+        for buffer in self._buffers:
+            buffer.raw.random_(0, 256)
+
+    def write(self, number: AnyPrompt, slots: torch.Tensor) -> None:
+        """Writes all rows of a prompt, as a forward pass does."""
+        for buffer in self._buffers:
+            for at, page in enumerate(self._pages(buffer, slots)):
+                buffer.rows[page] = self._content(number, buffer, at)
+
+    def remember(self) -> None:
+        """Remembers all bytes."""
+        self._before = [(buffer.rows.clone(), buffer.raw.clone()) for buffer in self._buffers]
+        self._loaded = []
+
+    def has(self, number: AnyPrompt, slots: torch.Tensor, ends: int) -> bool:
+        """Returns whether all buffers have the rows of a prompt, of which the last token is number `ends`."""
+        equal = True
+        for index, buffer in enumerate(self._buffers):
+            own = slots[-self.windowed_slots :] if buffer.windowed else slots
+            pages = self._pages(buffer, own)
+            first = (ends - len(own)) // self._spec.page
+            for at, page in enumerate(pages, first):
+                equal &= torch.equal(buffer.rows[page], self._content(number, buffer, at))
+            self._loaded.append((index, pages))
+        return equal
+
+    def only_loaded(self) -> bool:
+        """Restores the loaded rows for a moment, and compares all bytes of all buffers with those before the load."""
+        loaded = [self._buffers[index].rows[pages].clone() for index, pages in self._loaded]
+        for index, pages in self._loaded:
+            self._buffers[index].rows[pages] = self._before[index][0][pages]
+        same = all(torch.equal(one.raw, raw) for one, (_, raw) in zip(self._buffers, self._before, strict=True))
+        for (index, pages), rows in zip(self._loaded, loaded, strict=True):
+            self._buffers[index].rows[pages] = rows
+        return same
+
+    def _make_pool(self) -> Any:
+        return make_pool(self._spec, self.slots, self.heads, getattr(self.requests, "mamba_pool", None))
+
+    def _planes(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
+        return iter(())
+
+    def _pages(self, buffer: Buffer, slots: torch.Tensor) -> torch.Tensor:
+        where = self.allocator.translate_loc_from_full_to_swa(slots) if buffer.windowed else slots
+        pages: torch.Tensor = where[:: self._spec.page] // self._spec.page
+        return pages
+
+    def _content(self, number: AnyPrompt, buffer: Buffer, at: int) -> torch.Tensor:
+        return share(content(number, buffer, at, self._spec.heads), self._rank, self._spec.ranks)

@@ -1,0 +1,132 @@
+"""Models whose pages have several physical buffers: stored, loaded into other slots, and every byte compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import sglang_families
+from disk_daemon import DiskDaemon
+from eventually import eventually
+from sglang_engine import SglangEngine
+from sglang_families import SPECS
+from sglang_model import Restored, Spec, computed, whole
+
+pytest_plugins = ("sglang_daemon",)
+PAGES = 4
+_WAIT_S = 60.0
+_DOCUMENT = Path(__file__).parents[2] / "docs" / "sglang.md"
+
+
+def on(ranks: int, spec: Spec) -> Spec:
+    """Returns the same model on another number of ranks."""
+    return msgspec.structs.replace(spec, ranks=ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_the_rows_of_a_prompt_are_loaded_and_nothing_else_changes(daemon: DiskDaemon, spec: Spec, ranks: int) -> None:
+    """All bytes of all buffers of all ranks are compared, in this engine and in a new process."""
+    spec = on(ranks, spec)
+    with SglangEngine(spec, daemon.socket) as engine:
+        for number in (1, 2):
+            assert min(engine.insert(number, PAGES)) >= 1, "no node was stored"
+        engine.reset()
+        assert engine.restore(1, PAGES) == whole(spec, PAGES)
+        assert engine.restore(3, PAGES) == computed(spec)
+    with SglangEngine(spec, daemon.socket) as other:
+        assert other.restore(2, PAGES) == whole(spec, PAGES)
+        assert "Traceback" not in other.log
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Spec("dsa", 64),
+        Spec("dsv4", 256),
+        Spec("minimax-m3", 16),
+        Spec("mha-fp4", 16),
+        Spec("mha-mxfp8", 128),
+        Spec("mla-fp4", 16),
+    ],
+    ids=lambda spec: spec.name,
+)
+@pytest.mark.parametrize("ranks", [(1, 2), (4, 1), (2, 4)], ids=lambda ranks: "to".join(map(str, ranks)))
+def test_every_number_of_ranks_reads_the_pages_of_every_other(
+    daemon: DiskDaemon, spec: Spec, ranks: tuple[int, int]
+) -> None:
+    stores, loads = (on(count, spec) for count in ranks)
+    with SglangEngine(stores, daemon.socket) as engine:
+        assert min(engine.insert(1, PAGES)) >= 1
+    with SglangEngine(loads, daemon.socket) as engine:
+        assert engine.restore(1, PAGES) == whole(loads, PAGES)
+
+
+@pytest.mark.parametrize(
+    ("spec", "forgotten"),
+    [
+        (Spec("dsa", 64), "indexer"),
+        (Spec("dsa", 64), "kv"),
+        (Spec("dsa", 64, draft="packed"), "draft"),
+        (Spec("dsv4", 256), "deepseek_v4_c4_state"),
+        (Spec("dsv4", 256), "deepseek_v4_c4_indexer_state"),
+        (Spec("dsv4", 256), "deepseek_v4_c128"),
+        (Spec("dsv4", 256, draft="packed"), "draft"),
+        (Spec("dsv4.1", 256), "deepseek_v4_c2_indexer"),
+        (Spec("minimax-m3", 16), "index v"),
+        (Spec("minimax-m3-fp4", 128), "index scale"),
+        (Spec("mha-fp4", 16), "v scale"),
+        (Spec("mla-fp4", 16), "scale"),
+        (Spec("qsa", 16), "index k"),
+        (Spec("mha", 16, draft="side"), "draft 0 v"),
+    ],
+    ids=lambda one: one.replace(" ", "-") if isinstance(one, str) else one.name,
+)
+def test_a_forgotten_buffer_is_noticed(daemon: DiskDaemon, spec: Spec, forgotten: str) -> None:
+    """Pages without one of the buffers are loaded as if they were whole, and the comparison sees it."""
+    tokens = PAGES * spec.page
+    with SglangEngine(spec, daemon.socket, forget=forgotten) as engine:
+        engine.insert(1, PAGES)
+        engine.reset()
+        assert engine.restore(1, PAGES) == [Restored(tokens, tokens, equal=False, failed=False)]
+
+
+@pytest.mark.parametrize("spec", [Spec("dsa", 64, ranks=2), Spec("dsv4", 256, ranks=2)], ids=lambda spec: spec.name)
+def test_rows_on_disk_are_read_for_the_next_lookup(daemon: DiskDaemon, spec: Spec) -> None:
+    with SglangEngine(spec, daemon.socket) as engine:
+        engine.insert(1, PAGES)
+        daemon.save()
+        daemon.flush("memory")
+        engine.reset()
+        assert engine.restore(1, PAGES) == computed(spec)
+        assert eventually(lambda: engine.restore(1, PAGES) == whole(spec, PAGES), _WAIT_S)
+
+
+@pytest.mark.parametrize("kind", ["mha", "dsa"])
+def test_pairs_of_tokens_and_tokens_have_other_pages(daemon: DiskDaemon, kind: str) -> None:
+    """An engine with a draft model and one without it share nothing, whichever stored first."""
+    plain, drafting = Spec(kind, 64), Spec(kind, 64, draft="packed")
+    for first, second in ((plain, drafting), (drafting, plain)):
+        with SglangEngine(first, daemon.socket) as engine:
+            engine.insert(1, PAGES)
+        with SglangEngine(second, daemon.socket) as engine:
+            assert engine.restore(1, PAGES) == computed(second)
+        daemon.drop_all_pages()
+
+
+def test_formats_of_one_size_have_other_pages(daemon: DiskDaemon) -> None:
+    """The bytes of a pool have another meaning with another setting of the pool, which has the same sizes."""
+    spec = Spec("dsv4", 256)
+    with SglangEngine(spec, daemon.socket) as engine:
+        engine.insert(1, PAGES)
+    for setting in ("index_k_page8", "index_k_rne"):
+        with SglangEngine(spec, daemon.socket, change=setting) as engine:
+            assert engine.restore(1, PAGES) == computed(spec)
+
+
+def test_the_document_has_the_tables() -> None:
+    text = _DOCUMENT.read_text()
+    assert sglang_families.table() in text
+    assert sglang_families.refused() in text
