@@ -35,6 +35,7 @@ from pagetier.shm.failpoints import point
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.log_format import event, formatter, log_to_stderr
 from pagetier.shm.protocol import BUILD
+from pagetier.shm.segment_files import InUseError
 from pagetier.shm.segments import Leftovers, Origin, SegmentRequest, Segments, UnfitError, take
 from pagetier.shm.stdio import exit_if_stdout_fails
 
@@ -158,6 +159,10 @@ def main(
             _serve(settings, leftovers, context, invocation.early)
     except ConfigError as error:
         give_up(Exit.USAGE, error)
+    except InUseError as error:
+        from pagetier.daemon.segments_in_use import why_in_use  # a start that succeeds does not pay for it
+
+        give_up(Exit.REFUSED, why_in_use(reader.read(), error))
     except UnfitError as error:
         give_up(Exit.UNFIT, f"{error}; {_remedy(keep_while)}")
     except (ShmError, SocketError, PrefaultError, OSError) as error:

@@ -31,6 +31,10 @@ _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LOCK_PATIENCE_S: Final = 0.1  # is_locked() of another process holds the lock for a moment
 
 
+class InUseError(ShmError):
+    """Another process uses the segments as their daemon."""
+
+
 def open_segment(name: str, kind: str, flags: int = 0, *, read_only: bool = False) -> int:
     """Returns a descriptor.
 
@@ -144,11 +148,11 @@ def owner_of(name: str, kind: str = "index") -> int | None:
 
 
 def lock(name: str, index: int) -> None:
-    """Locks the segments for this process as their daemon. Raises ShmError if another daemon has locked them."""
+    """Locks the segments for this process as their daemon. Raises InUseError if another daemon has locked them."""
     deadline = Deadline(_LOCK_PATIENCE_S)
     while not _locks(index, fcntl.LOCK_EX):
         if deadline.is_over:
-            raise ShmError(f"another daemon uses segments {name!r}: stop it, or use another name")
+            raise InUseError(f"another daemon uses segments {name!r}: stop it, or use another name")
         clock.sleep(_LOCK_PATIENCE_S / 10)
 
 

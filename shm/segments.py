@@ -161,7 +161,7 @@ def take(request: SegmentRequest) -> Segments:
         Segments ready for use. In adopted ones, pins and reservations of processes that died since are released.
 
     Raises:
-        ShmError: Another daemon uses them, or they belong to another user.
+        ShmError: InUseError if another daemon uses them; or they belong to another user.
     """
     for _ in range(_TRIES):
         index = open_segment(request.name, "index", flags=posix_ipc.O_CREAT)

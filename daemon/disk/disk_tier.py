@@ -47,6 +47,7 @@ class DiskTier:
         backpressure: Delays stores while the disk catches up.
         budget: Limits the bytes that are written a day, to all devices together.
         flush: Writes all pages to disk while a client polls.
+        stopping: A stop writes what is unwritten. Stores are rejected: it would wait for engines that keep storing.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class DiskTier:
         self.flush = DiskFlush(self._owner, self.write_behind)
         self._publisher = publisher
         self._report = DiskReport()
-        self._leaving = False
+        self.stopping = self._leaving = False
         self._lost: UnwrittenPages | None = None  # what the tier lacked when its first worker ended during a stop
         self._removals: set[asyncio.Task[None]] = set()
         self._reported_at = 0.0
@@ -133,6 +134,7 @@ class DiskTier:
         """
         if not self.configured:
             return
+        self.stopping = True
         ends = self._loop.time() + timeout
         await self._save_all(timeout, ends)
         point("disk.saved")
@@ -141,14 +143,18 @@ class DiskTier:
         why = ", ".join(filter(None, (over, self._why_unsaved())))
         self._save_lookups()
         self._leaving = True
-        await asyncio.gather(
-            *(
-                device.supervisor.stop(max(_PAUSE_S, left) if device.status.is_open else _PAUSE_S)
-                for device in self._devices
-            )
-        )
+        await asyncio.gather(*(self._end_worker(device, left) for device in self._devices))
         lost = (self._lost or require_on_disk(self._owner)) if is_open else in_memory(self._owner)
         log_lost(lost, why or (self.flush.memory_only_reason if lost.skipped else "they were stored during the stop"))
+
+    async def _end_worker(self, device: DiskDevice, left: float) -> None:
+        was_open = device.status.is_open
+        if not await device.supervisor.stop(max(_PAUSE_S, left) if was_open else _PAUSE_S) and was_open:
+            log.warning(
+                "the disk worker of %s did not end within disk.stop_timeout and was killed; what it has written stays",
+                device.options.path,
+                extra=event("disk_worker_killed"),
+            )
 
     def _save_lookups(self) -> None:
         """Keeps what is known of lookups on a device, because the stop releases the memory that has it."""

@@ -30,6 +30,7 @@ from pagetier.shm.page_rows import PAGE_ANSWERS, PAGE_REQUESTS, PageAnswer
 from pagetier.shm.protocol import Fetch, Reserve, Reserved, Space
 
 _SIZE_BYTES: Final = 8
+_STOPPING: Final = "the daemon is stopping"
 
 
 class ReservationParts(msgspec.Struct, frozen=True, eq=False):
@@ -89,8 +90,8 @@ class Reservations:
         """
         began, disk = self._loop.time(), self._parts.disk
         # The slot may belong to another session by now, a daily budget needs the run of each page, and a store waits
-        # while the disk is behind: ask() does all of that with a decoded request.
-        if self._parts.reaper.ends(slot) != ends or disk.budget.per_day or not disk.backpressure.idle:
+        # while the disk is behind, or is rejected: ask() does all of that with a decoded request.
+        if self._parts.reaper.ends(slot) != ends or disk.budget.per_day or disk.stopping or not disk.backpressure.idle:
             return False
         served = self._owner.serve_reserve(slot, self._ttl_ns, self._store_quota.frames_left(slot), nbytes, received)
         if served is None:
@@ -121,7 +122,7 @@ class Reservations:
 
     def reserve(self, slot: int, request: Reserve) -> Reserved:
         """Reserves pages and returns the outcome of each. An invalid request is rejected as a whole."""
-        wrong = wrong_request(request)
+        wrong = _STOPPING if self._parts.disk.stopping else wrong_request(request)
         space = -1 if wrong else self._space_or_room(request.space)
         if wrong or space < 0:
             return _refused(request, wrong or self._parts.idle_namespaces.reject())

@@ -115,19 +115,25 @@ class Supervisor:
         """Whether another worker will follow when this one has ended."""
         return self._task is not None and not self._task.done()
 
-    async def stop(self, timeout: float) -> None:
-        """Asks the worker to leave, and kills it if it has not ended within `timeout` seconds."""
+    async def stop(self, timeout: float) -> bool:
+        """Asks the worker to leave, and kills it if it has not ended within `timeout` seconds.
+
+        Returns:
+            Whether it has ended by itself, or there was none.
+        """
         self.leaving = True
-        worker, task = self._worker, self._task
+        worker, task, in_time = self._worker, self._task, True
         if worker is not None:
             worker.send(Leave())  # after its commands, so that it completes them and syncs
             await asyncio.wait([worker.ended], timeout=timeout)
+            in_time = worker.ended.done()
             worker.kill()
             await asyncio.wait([worker.ended], timeout=_DYING_S)  # a hung disk may keep it from dying
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         self._source.close()
+        return in_time
 
     async def retire(self) -> None:
         """Ends the worker for good, after its commands, and returns when it has ended.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 
@@ -10,7 +11,11 @@ import pytest
 from bare_engine import Engine
 from disk_corruption.file_anatomy import Anatomy, Part
 from disk_daemon import DiskDaemon, TroubledDaemon
+from eventually import eventually
 from file_changes import write_at
+from pagetier.shm._core import ReserveOutcome
+from pagetier.shm.exit_codes import Exit
+from refused_starts import pagetierd
 from running_daemon import RunningDaemon
 
 FRAMES = 64
@@ -37,6 +42,7 @@ def test_a_stop_logs_that_its_time_was_too_short() -> None:
             engine.store(PAGES[20:])
         assert daemon.stop() == 0
         assert lost(daemon) == (40, "disk.stop_timeout = 500ms is over")
+        assert len(daemon.lines("event=disk_worker_killed")) == 1
         daemon.open()
         assert daemon.snapshot().tiers.disk.pages == 20
 
@@ -93,6 +99,24 @@ def test_a_stop_waits_for_a_tier_that_is_about_to_be_verified() -> None:
         assert daemon.lines("disk_unwritten") == []
         daemon.open()
         assert daemon.snapshot().tiers.disk.pages == len(PAGES)
+
+
+def test_a_start_during_a_stop_says_that_the_stop_takes_its_time() -> None:
+    with DiskDaemon(FRAMES, "64MiB") as daemon:
+        with Engine(daemon) as engine:
+            daemon.store_through(engine, PAGES[:20])
+            worker = daemon.kill_worker(signal.SIGSTOP)
+            engine.store(PAGES[20:])
+            daemon.signal(signal.SIGTERM)
+            assert eventually(lambda: daemon.snapshot().daemon.progress < 1)
+            started = pagetierd("--name", daemon.name, "--socket", f"{daemon.socket}.other")
+            assert started.code == Exit.REFUSED
+            stopping = f"the daemon that uses segments {daemon.name!r} is stopping, with 2.3 MiB to write to its disk"
+            assert started.reported == f"{stopping}: start again when it has ended, at most 30s (disk.stop_timeout)"
+            assert set(engine.store([1000])) == {ReserveOutcome.REFUSED_FULL}
+            os.kill(worker, signal.SIGCONT)
+        assert daemon.wait() == 0
+        assert daemon.lines("disk_unwritten") == []
 
 
 @pytest.mark.parametrize("kind", [DiskDaemon, RunningDaemon])
