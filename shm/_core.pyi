@@ -409,6 +409,7 @@ LISTED_LAYOUT: StructLayout  # pt_listed (core/client/locate.h)
 PAGE_REQUEST_LAYOUT: StructLayout  # pt_page_request (core/daemon/requests.h)
 PAGE_ANSWER_LAYOUT: StructLayout  # pt_answer (core/daemon/requests.h)
 PAGE_TO_WRITE_LAYOUT: StructLayout  # pt_page_to_write (binding/page_rows.h), without its last field
+PAGE_TO_READ_LAYOUT: StructLayout  # pt_page_to_read (binding/page_rows.h), without its last field
 STORED_PAGE_LAYOUT: StructLayout  # pt_stored_page (binding/page_rows.h), without its last field
 HEAD_LAYOUT: StructLayout  # the fields of pt_header that every format has (core/common/layout.h)
 
@@ -1048,8 +1049,6 @@ class Owner:
         """Records that all pages on a device were reported."""
     def disk_device(self, device: int = 0, /) -> DeviceUsage:
         """Returns what a device has."""
-    def devices(self, entries: Array, /) -> bytes:
-        """Returns the device (u8) that each page is on or is being written to; 0 for an entry that does not exist."""
     def disk_report(self, keys: Array, sizes: Array, spaces: Array, ticks: Array, device: int = 0, /) -> None:
         """Adds pages that a device contains (sizes u64, spaces u32, ticks u64).
 
@@ -1095,7 +1094,7 @@ class Owner:
         sizes: Array = ...,
         spaces: Array = ...,
         /,
-    ) -> ReservedPages:
+    ) -> bytes:
         """Grants frames for pages on disk to the worker of their device, and for pages in the fleet to the fleet's.
 
         Args:
@@ -1108,9 +1107,10 @@ class Owner:
             sizes: The size of each page in the fleet (u64), 0 if it is not there. They count for pages that no tier
                 of this host has, and are granted as by a store.
             spaces: The namespace of each page (u32), as space() returns it. Without it there is no fleet.
+
+        Returns:
+            Rows of PAGE_TO_READ_LAYOUT.
         """
-    def sizes(self, entries: Array, /) -> bytes:
-        """Returns the bytes of each page (u64); 0 for an entry that does not exist."""
     def reservations(self, entries: Array, /) -> bytes:
         """Returns the number (u32) of the reservation that granted each page; 0 if unknown."""
     def tiers(self, entries: Array, /) -> bytes:

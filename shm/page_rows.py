@@ -13,6 +13,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from pagetier.shm._core import (
     PAGE_ANSWER_LAYOUT,
     PAGE_REQUEST_LAYOUT,
+    PAGE_TO_READ_LAYOUT,
     PAGE_TO_WRITE_LAYOUT,
     STORED_PAGE_LAYOUT,
     StructLayout,
@@ -60,6 +61,28 @@ class PageToWrite(NamedTuple):
     reservation: int
 
 
+class PageToRead(NamedTuple):
+    """A page that is to be read from a lower tier, as the index answers.
+
+    Attributes:
+        key: Its key.
+        size: Its bytes, 0 if no tier of this host knows it.
+        serial: Its serial.
+        entry: Its entry in the index, whose frames the reader fills if they were granted.
+        space: The number of its namespace.
+        outcome: A ReserveOutcome.
+        device: The device that it is granted to, DISK_DEVICES for the fleet. No meaning if it was not granted.
+    """
+
+    key: bytes
+    size: int
+    serial: int
+    entry: int
+    space: int
+    outcome: int
+    device: int
+
+
 class StoredPage(NamedTuple):
     """A page that a lower tier has. `space` is the position of its namespace in the message's table."""
 
@@ -70,7 +93,7 @@ class StoredPage(NamedTuple):
     space: int
 
 
-_Row = TypeVar("_Row", PageRequest, PageAnswer, PageToWrite, StoredPage)
+_Row = TypeVar("_Row", PageRequest, PageAnswer, PageToWrite, PageToRead, StoredPage)
 
 
 class RowType(Generic[_Row]):
@@ -112,4 +135,5 @@ class RowType(Generic[_Row]):
 PAGE_REQUESTS: Final = RowType(PAGE_REQUEST_LAYOUT, PageRequest)
 PAGE_ANSWERS: Final = RowType(PAGE_ANSWER_LAYOUT, PageAnswer)
 PAGES_TO_WRITE: Final = RowType(PAGE_TO_WRITE_LAYOUT, PageToWrite)
+PAGES_TO_READ: Final = RowType(PAGE_TO_READ_LAYOUT, PageToRead)
 STORED_PAGES: Final = RowType(STORED_PAGE_LAYOUT, StoredPage)

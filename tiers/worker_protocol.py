@@ -107,16 +107,15 @@ class Write(_WorkerMessage, frozen=True):
 class Read(_WorkerMessage, frozen=True):
     """Requests to read pages into the frames that were granted to the worker, and to publish them.
 
-    From a fleet: `spaces` are indices into `table`.
+    Attributes:
+        number: The number of the command.
+        pages: Rows of PAGES_TO_READ.
+        spaces: The namespaces of these pages, by their numbers in the rows; only a fleet needs them.
     """
 
     number: int
-    entries: bytes
-    serials: bytes
-    keys: bytes
-    sizes: bytes
-    spaces: bytes = b""
-    table: tuple[Space, ...] = ()
+    pages: bytes
+    spaces: dict[int, Space] = {}
 
 
 class Find(_WorkerMessage, frozen=True):

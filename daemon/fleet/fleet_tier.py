@@ -23,6 +23,7 @@ from pagetier.daemon.workers.supervisor import Supervisor
 from pagetier.daemon.workers.worker_link import ChildWorkers, PeerWorkers, WorkerSource
 from pagetier.daemon.workers.worker_process import CommandSender, no_worker
 from pagetier.shm.log_format import event
+from pagetier.shm.page_rows import PAGES_TO_READ
 from pagetier.shm.protocol import Locate, Located, ProtocolError, Reserve, Reserved
 from pagetier.shm.segments import Segments
 from pagetier.shm.units import counted
@@ -190,7 +191,7 @@ class FleetTier:
 
         def send_read(command: Command) -> None:
             if isinstance(command, Read):
-                self._rate.began(len(command.serials) // 8, self._loop.time())
+                self._rate.began(PAGES_TO_READ.count(command.pages), self._loop.time())
             send(command)
 
         self._reads.begin(FLEET, slot, send_read)
@@ -281,7 +282,7 @@ class FleetTier:
     def _note(self, **news: object) -> None:
         """Takes over the fields in `news` and the current values of the others, and publishes them."""
         counts = {answered.value: count for answered, count in self.questions.counts.items()}
-        state = {
+        state = msgspec.structs.asdict(self.writes.counts) | {
             "breaker_open": self._health.reads.is_open,
             "openings": self._health.reads.openings,
             "write_trouble": self.writes.trouble,
@@ -289,8 +290,7 @@ class FleetTier:
             "queued_bytes": self.writes.queued_bytes,
             "restarts": self._supervisor.restarts,
         }
-        written = msgspec.structs.asdict(self.writes.counts)
-        self.report = msgspec.structs.replace(self.report, **counts, **written, **(state | news))
+        self.report = msgspec.structs.replace(self.report, **counts, **(state | news))
         self._publish(self.report)
 
 

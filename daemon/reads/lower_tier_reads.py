@@ -5,7 +5,7 @@ The steps of one request, in this order:
 1. *Granted* (`ask`, then `_grant_disk` or `_grant_both`). The index grants the worker of a page's device frames for it,
    as it grants an engine frames for a store. The page has a writer and no readers, so no match finds it, and a second
    request waits for the same read.
-2. *Sent* (`_read_from`, with `_disk_command` or `_fleet_command`). The command names entries and serials, and is
+2. *Sent* (`_read_from`). The command names entries and serials, and is
    recorded before it is sent.
 3. *Read*, by the worker: it reads into the frames, verifies the checksum, and only then publishes the page. A page that
    fails is abandoned, which returns the frames, and is reported as damaged.
@@ -29,25 +29,25 @@ import asyncio
 import itertools
 from array import array
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
-
-import msgspec
 
 from pagetier.daemon.common.busy_time import BusyTime
 from pagetier.daemon.common.log_throttle import FaultLog
 from pagetier.daemon.reads.pending_reads import DeviceReads, PageRead, ReadJob, ReadPages, WaitingFetch
 from pagetier.daemon.workers.worker_process import CommandSender
-from pagetier.shm._core import DISK_DEVICES, KEY_BYTES, Owner, ReservedPages, ReserveOutcome
+from pagetier.shm._core import DISK_DEVICES, Owner, ReserveOutcome
 from pagetier.shm.failpoints import point
-from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome, ProtocolError
+from pagetier.shm.page_rows import PAGES_TO_READ, PageToRead
+from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome, ProtocolError, Space
 from pagetier.tiers.worker_protocol import HasRead, Read
 
 # The largest parts of the arena that pages being read may take, from disk and from the fleet.
 _MOST_READING = 0.9
 _MOST_FROM_FLEET = 0.5
 FLEET: Final = DISK_DEVICES  # in place of a device's number
-_BEING_READ: Final = (ReserveOutcome.GRANTED, ReserveOutcome.GRANTED_TO_FLEET, ReserveOutcome.PENDING)
+_GRANTED: Final = (ReserveOutcome.GRANTED, ReserveOutcome.GRANTED_TO_FLEET)
+_BEING_READ: Final = (*_GRANTED, ReserveOutcome.PENDING)
 NO_LIMIT: Final = 1 << 62  # of the frames of a request
 
 
@@ -101,34 +101,35 @@ class LowerTierReads:
         stalled = {number for number, device in self._devices.items() if device.stalled(now)}
         fleet = self._devices.get(FLEET) if spaces else None
         if fleet is None:
-            outcomes, entries, serials = self._grant_disk(request, stalled, most_frames)
+            rows = self._grant_disk(request, stalled, most_frames)
         else:
-            outcomes, entries, serials = self._grant_both(request, stalled, most_frames, fleet, spaces)
+            rows = self._grant_both(request, stalled, most_frames, fleet, spaces)
+        pages = list(PAGES_TO_READ.read(rows))
         point("reads.granted")
-        waiting = WaitingFetch(request, outcomes, reply)
-        granted = self._read(request, outcomes, entries, serials)
+        waiting = WaitingFetch(request, bytes(page.outcome for page in pages), reply)
+        granted = self._read(pages, _namespaces(request, spaces))
         point("reads.sent")
         # Pages that other requests asked for before are waited for like the ones that were granted now.
-        for page, serial in enumerate(array("Q", serials)):
-            if outcomes[page] not in _BEING_READ or serial not in self._reading:
+        for at, page in enumerate(pages):
+            if page.outcome not in _BEING_READ or page.serial not in self._reading:
                 continue
-            if self._reading[serial].device not in stalled:
-                waiting.open[serial].append(page)
+            if self._reading[page.serial].device not in stalled:
+                waiting.open[page.serial].append(at)
         if waiting.open and request.timeout > 0:
             self._wait(waiting, request.timeout)
         else:
             self._answer(waiting)
         return granted
 
-    def _grant_disk(self, request: Fetch, stalled: set[int], most_frames: int) -> ReservedPages:
-        """Grants the disk's workers frames for the pages that a device has."""
+    def _grant_disk(self, request: Fetch, stalled: set[int], most_frames: int) -> bytes:
+        """Grants the disk's workers frames for the pages that a device has. Returns rows of PAGES_TO_READ."""
         return self._owner.fetch(
             array("I", self._slots()), self._ttl_ns, request.keys, array("Q", self._room(stalled, most_frames))
         )
 
     def _grant_both(
         self, request: Fetch, stalled: set[int], most_frames: int, fleet: DeviceReads, spaces: bytes
-    ) -> ReservedPages:
+    ) -> bytes:
         """Grants as `_grant_disk` does, and the fleet's worker frames for the located pages that no device has."""
         left = 1 if FLEET in stalled else min(most_frames, max(0, self._most_from_fleet - fleet.frames))
         return self._owner.fetch(
@@ -166,11 +167,12 @@ class LowerTierReads:
         device.read_at = job.at = self._loop.time()
         came = 0
         for page, flag in enumerate(report.read, report.first):
-            came += job.sizes[page] if flag else 0
-            device.frames -= self._frames_of(job.sizes[page])
-            self._complete(job.serials[page], FetchOutcome.IN_MEMORY if flag else FetchOutcome.ABSENT, report.reason)
+            size, serial = job.pages[page].size, job.pages[page].serial
+            came += size if flag else 0
+            device.frames -= self._frames_of(size)
+            self._complete(serial, FetchOutcome.IN_MEMORY if flag else FetchOutcome.ABSENT, report.reason)
         point("reads.completed")
-        if not any(serial in self._reading for serial in job.serials):  # the reports of a command arrive in parts
+        if not any(page.serial in self._reading for page in job.pages):  # the reports of a command arrive in parts
             device.end(report.number, job.at)
         self._note_work()
         read = report.read.count(1)
@@ -179,12 +181,12 @@ class LowerTierReads:
     def oldest(self, number: int, now: float) -> tuple[int, float]:
         """Returns the number of pages of a device's oldest command, and for how many seconds none of them ended."""
         job = self._devices[number].oldest if number in self._devices else None
-        return (len(job.serials), now - job.at) if job is not None else (0, 0.0)
+        return (len(job.pages), now - job.at) if job is not None else (0, 0.0)
 
     def _require_job(self, number: int, report: HasRead) -> ReadJob:
         """Returns the read command of a report. Raises ProtocolError if there is none."""
         job = self._devices[number].jobs.get(report.number)
-        if job is None or report.first + len(report.read) > len(job.serials):
+        if job is None or report.first + len(report.read) > len(job.pages):
             raise ProtocolError("a report on pages without a read command")
         return job
 
@@ -210,49 +212,32 @@ class LowerTierReads:
         used = [self._devices[n].frames if n in self._devices else 0 for n in range(DISK_DEVICES)]
         return [min(max(0, most - frames), 1 if n in stalled else most_asked) for n, frames in enumerate(used)]
 
-    def _read(self, request: Fetch, outcomes: bytes, entries: bytes, serials: bytes) -> int:
+    def _read(self, pages: Iterable[PageToRead], spaces: dict[int, Space]) -> int:
         """Asks the workers to read the pages for which frames were granted, each those of its device.
 
         Returns:
             The number of these frames.
         """
-        of, pages = self._owner.devices(entries), defaultdict[int, list[int]](list)
-        for page, outcome in enumerate(outcomes):
-            if outcome == ReserveOutcome.GRANTED:
-                pages[of[page]].append(page)
-            elif outcome == ReserveOutcome.GRANTED_TO_FLEET:
-                pages[FLEET].append(page)
-        frames = sum(self._read_from(number, pages[number], request, entries, serials) for number in sorted(pages))
-        if pages:
+        granted = defaultdict[int, list[PageToRead]](list)
+        for page in pages:
+            if page.outcome in _GRANTED:
+                granted[page.device].append(page)
+        frames = sum(self._read_from(number, granted[number], spaces) for number in sorted(granted))
+        if granted:
             self._note_work()
         return frames
 
-    def _read_from(self, number: int, pages: list[int], request: Fetch, entries: bytes, serials: bytes) -> int:
-        device = self._devices[number]
-        form = self._fleet_command if number == FLEET else self._disk_command
-        command = form(pages, request, entries, serials)
-        job = ReadJob(array("Q", command.serials), array("Q", command.sizes), self._loop.time())
+    def _read_from(self, number: int, pages: list[PageToRead], spaces: dict[int, Space]) -> int:
+        device, now = self._devices[number], self._loop.time()
+        command = Read(next(self._numbers), PAGES_TO_READ.pack(pages), spaces if number == FLEET else {})
         if not device.jobs:
-            device.read_at = self._loop.time()
-        device.jobs[command.number] = job
-        self._reading |= {serial: PageRead(number) for serial in job.serials}
-        frames = sum(map(self._frames_of, job.sizes))
+            device.read_at = now
+        device.jobs[command.number] = ReadJob(tuple(pages), now)
+        self._reading |= {page.serial: PageRead(number) for page in pages}
+        frames = sum(self._frames_of(page.size) for page in pages)
         device.frames += frames
         device.send(command)
         return frames
-
-    def _disk_command(self, pages: list[int], request: Fetch, entries: bytes, serials: bytes) -> Read:
-        """Returns the command that reads these pages of a request from disk."""
-        wanted = b"".join(entries[4 * i : 4 * i + 4] for i in pages)
-        numbers = b"".join(serials[8 * i : 8 * i + 8] for i in pages)
-        keys = b"".join(request.keys[KEY_BYTES * i : KEY_BYTES * (i + 1)] for i in pages)
-        return Read(next(self._numbers), wanted, numbers, keys, self._owner.sizes(wanted))
-
-    def _fleet_command(self, pages: list[int], request: Fetch, entries: bytes, serials: bytes) -> Read:
-        """Returns the command that reads these pages from the fleet, whose objects need the pages' namespaces."""
-        spaces = b"".join(request.spaces[4 * i : 4 * i + 4] for i in pages)
-        command = self._disk_command(pages, request, entries, serials)
-        return msgspec.structs.replace(command, spaces=spaces, table=request.table)
 
     def _frames_of(self, size: int) -> int:
         return -(-size // self._frame_bytes)
@@ -289,3 +274,8 @@ class LowerTierReads:
         if not self._devices:
             return "the disk tier is not open"
         return "the timeout passed before all pages were read" if FetchOutcome.PENDING in outcomes else ""
+
+
+def _namespaces(request: Fetch, numbers: bytes) -> dict[int, Space]:
+    """Returns the namespaces of a request's pages, by their numbers in the index (u32 a page; b"": not asked for)."""
+    return dict(zip(array("I", numbers), (request.table[at] for at in array("I", request.spaces)), strict=False))

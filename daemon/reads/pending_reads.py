@@ -12,6 +12,7 @@ import msgspec
 
 from pagetier.daemon.workers.worker_process import CommandSender
 from pagetier.shm._core import ReserveOutcome
+from pagetier.shm.page_rows import PageToRead
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
 
 _FETCH_OUTCOME_OF: Final = {
@@ -75,8 +76,7 @@ class ReadJob(msgspec.Struct, eq=False):
         at: When pages of it ended last, or it was sent, or became the oldest one.
     """
 
-    serials: array[int]
-    sizes: array[int]
+    pages: tuple[PageToRead, ...]
     at: float
 
 

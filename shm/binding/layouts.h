@@ -55,6 +55,11 @@ static const struct_field page_to_write_fields[] = {
     FIELD_OF(pt_page_to_write, serial), FIELD_OF(pt_page_to_write, stamp),      FIELD_OF(pt_page_to_write, entry),
     FIELD_OF(pt_page_to_write, space), FIELD_OF(pt_page_to_write, reservation), {NULL, 0, 0},
 };
+static const struct_field page_to_read_fields[] = {
+    FIELD_OF(pt_page_to_read, key),   FIELD_OF(pt_page_to_read, size),    FIELD_OF(pt_page_to_read, serial),
+    FIELD_OF(pt_page_to_read, entry), FIELD_OF(pt_page_to_read, space),   FIELD_OF(pt_page_to_read, outcome),
+    FIELD_OF(pt_page_to_read, device), {NULL, 0, 0},
+};
 static const struct_field stored_page_fields[] = {
     FIELD_OF(pt_stored_page, key),   FIELD_OF(pt_stored_page, history), FIELD_OF(pt_stored_page, size),
     FIELD_OF(pt_stored_page, stamp), FIELD_OF(pt_stored_page, space),   {NULL, 0, 0},
@@ -78,6 +83,7 @@ static const struct {
     {"PAGE_REQUEST_LAYOUT", page_request_fields, sizeof(pt_page_request)},
     {"PAGE_ANSWER_LAYOUT", page_answer_fields, sizeof(pt_answer)},
     {"PAGE_TO_WRITE_LAYOUT", page_to_write_fields, sizeof(pt_page_to_write)},
+    {"PAGE_TO_READ_LAYOUT", page_to_read_fields, sizeof(pt_page_to_read)},
     {"STORED_PAGE_LAYOUT", stored_page_fields, sizeof(pt_stored_page)},
     {"HEAD_LAYOUT", head_fields, offsetof(pt_header, index_bytes)},
 };

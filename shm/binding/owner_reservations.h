@@ -6,19 +6,6 @@
 
 #include "../core/daemon/write_quota.h"
 
-/* Packs answers into three arrays: outcomes (u8), entries (u32), serials (u64). */
-static PyObject *answers_pack(const pt_answer *answers, Py_ssize_t count)
-{
-    PyObject *outcomes = PyBytes_FromStringAndSize(NULL, count), *entries = PyBytes_FromStringAndSize(NULL, 4 * count);
-    PyObject *serials = PyBytes_FromStringAndSize(NULL, 8 * count);
-    for (Py_ssize_t i = 0; outcomes && entries && serials && i < count; i++) {
-        PyBytes_AsString(outcomes)[i] = (char)answers[i].outcome;
-        memcpy(PyBytes_AsString(entries) + 4 * i, &answers[i].entry, 4);
-        memcpy(PyBytes_AsString(serials) + 8 * i, &answers[i].serial, 8);
-    }
-    return record_of(ReservedPages, Py_BuildValue("(NNN)", outcomes, entries, serials));
-}
-
 static bool request_sound(Owner *self, const pt_request *r)
 {
     const pt_view *v = &self->shared.view;

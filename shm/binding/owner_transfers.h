@@ -91,23 +91,37 @@ static bool located_open(Owner *self, PyObject *sizes, PyObject *spaces, Py_ssiz
     return valid;
 }
 
+static pt_page_to_read page_to_read(pt_owner *o, const pt_answer *answer, const uint8_t *key)
+{
+    pt_page_to_read page = {.serial = answer->serial, .entry = answer->entry, .outcome = answer->outcome};
+    memcpy(page.key, key, PT_KEY_BYTES);
+    if (answer->entry >= o->view.entry_count)
+        return page;
+    page.size = o->view.entries[answer->entry].size;
+    page.space = o->view.entries[answer->entry].space;
+    page.device = answer->outcome == PT_GRANTED_TO_FLEET
+                      ? PT_DEVICES
+                      : (uint8_t)(pt_device_of(o, answer->entry) - o->disk.devices);
+    return page;
+}
+
 static PyObject *fetch_pages(Owner *self, const pt_request *r, pt_reader *readers, pt_located *located,
                              const array *keys)
 {
-    PyObject *packed = NULL;
     pt_answer *answers = malloc((size_t)keys->count * sizeof *answers + 1);
-    if (answers) {
-        pt_fetch(&self->shared, r, readers, located, keys->view.buf, (uint32_t)keys->count, answers);
-        packed = answers_pack(answers, keys->count);
-    } else {
-        PyErr_NoMemory();
-    }
+    if (!answers)
+        return PyErr_NoMemory();
+    pt_fetch(&self->shared, r, readers, located, keys->view.buf, (uint32_t)keys->count, answers);
+    PyObject *rows = PyBytes_FromStringAndSize(NULL, keys->count * (Py_ssize_t)sizeof(pt_page_to_read));
+    pt_page_to_read *row = rows ? (pt_page_to_read *)(void *)PyBytes_AsString(rows) : NULL;
+    for (Py_ssize_t i = 0; row && i < keys->count; i++)
+        row[i] = page_to_read(&self->shared, &answers[i], (const uint8_t *)keys->view.buf + PT_KEY_BYTES * i);
     free(answers);
-    return packed;
+    return rows;
 }
 
-/* fetch(slots, ttl_ns, keys, most_frames, fleet_slot, fleet_frames, sizes, spaces) -> (outcomes, entries,
- * serials): grants frames for pages on disk to the slot of their device's worker (u32 for each device), at most
+/* fetch(slots, ttl_ns, keys, most_frames, fleet_slot, fleet_frames, sizes, spaces) -> rows of
+ * pt_page_to_read: grants frames for pages on disk to the slot of their device's worker (u32 for each device), at most
  * most_frames for each device (u64). Pages that no tier of this host has, but that have a size, are granted to the
  * fleet's worker, at most fleet_frames. */
 static PyObject *owner_fetch(Owner *self, PyObject *args)
@@ -144,41 +158,6 @@ static PyObject *owner_fetch(Owner *self, PyObject *args)
     }
     PyBuffer_Release(&of[2].view);
     return packed;
-}
-
-/* devices(entries) -> the device that each page is on, u8. */
-static PyObject *owner_devices(Owner *self, PyObject *args)
-{
-    PyObject *given;
-    array entries;
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "O", &given) || !array_open(given, 4, "entries", &entries))
-        return NULL;
-    PyObject *devices = PyBytes_FromStringAndSize(NULL, entries.count);
-    for (Py_ssize_t i = 0; devices && i < entries.count; i++) {
-        uint32_t entry = ((uint32_t *)entries.view.buf)[i];
-        bool exists = entry < self->shared.view.entry_count;
-        PyBytes_AsString(devices)[i] = (char)(exists ? pt_device_of(&self->shared, entry) - self->shared.disk.devices
-                                                     : 0);
-    }
-    PyBuffer_Release(&entries.view);
-    return devices;
-}
-
-/* sizes(entries) -> bytes of each page, u64; 0 for an entry that does not exist. */
-static PyObject *owner_sizes(Owner *self, PyObject *args)
-{
-    PyObject *given;
-    array entries;
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "O", &given) || !array_open(given, 4, "entries", &entries))
-        return NULL;
-    PyObject *sizes = PyBytes_FromStringAndSize(NULL, 8 * entries.count);
-    for (Py_ssize_t i = 0; sizes && i < entries.count; i++) {
-        uint32_t entry = ((uint32_t *)entries.view.buf)[i];
-        uint64_t size = entry < self->shared.view.entry_count ? self->shared.view.entries[entry].size : 0;
-        memcpy(PyBytes_AsString(sizes) + 8 * i, &size, 8);
-    }
-    PyBuffer_Release(&entries.view);
-    return sizes;
 }
 
 /* reservations(entries) -> u32 each: the reservation that granted a page; 0 if unknown. */

@@ -72,8 +72,6 @@ static PyMethodDef owner_methods[] = {
     {"fetch", (PyCFunction)owner_fetch, METH_VARARGS, NULL},
     {"forget", (PyCFunction)owner_forget, METH_VARARGS, NULL},
     {"disk_device", (PyCFunction)owner_disk_device, METH_VARARGS, NULL},
-    {"devices", (PyCFunction)owner_devices, METH_VARARGS, NULL},
-    {"sizes", (PyCFunction)owner_sizes, METH_VARARGS, NULL},
     {"reservations", (PyCFunction)owner_reservations, METH_VARARGS, NULL},
     {"tiers", (PyCFunction)owner_tiers, METH_VARARGS, NULL},
     {"count_fetched", (PyCFunction)owner_count_fetched, METH_VARARGS, NULL},

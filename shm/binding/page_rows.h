@@ -1,5 +1,5 @@
 /* page_rows.h - the rows of messages: what a client asks of a page, the answer, what a lower
- * tier is asked to write, and what it has. layouts.h exports their fields. */
+ * tier is asked to write and to read, and what it has. layouts.h exports their fields. */
 #pragma once
 
 #include "records.h"
@@ -16,6 +16,16 @@ typedef struct {
     uint32_t entry, space;
     uint32_t reservation, unused;
 } pt_page_to_write;
+
+/* A page that is to be read from a lower tier: the answer of the index, and where the page goes if it was granted. */
+typedef struct {
+    uint8_t key[PT_KEY_BYTES];
+    uint64_t size, serial;
+    uint32_t entry, space;
+    uint8_t outcome; /* enum pt_outcome */
+    uint8_t device; /* of a page that was granted; PT_DEVICES: the fleet */
+    uint8_t unused[6];
+} pt_page_to_read;
 
 /* A page that a lower tier has. */
 typedef struct {

@@ -13,8 +13,8 @@ from eventually import PATIENCE_S
 from fake_daemon import FakeDaemon, Peer
 from numbered_pages import write_page
 from pagetier.client import Client, Keys
-from pagetier.shm._core import KEY_BYTES, Pins, ReserveOutcome, WriteResult, WriteRule
-from pagetier.shm.page_rows import PAGES_TO_WRITE
+from pagetier.shm._core import Pins, ReserveOutcome, WriteResult, WriteRule
+from pagetier.shm.page_rows import PAGES_TO_READ, PAGES_TO_WRITE
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome, Request, Reserve
 from running_daemon import CALL_S
 
@@ -77,15 +77,14 @@ class FakeDiskDaemon(FakeDaemon):
         """Reads pages into memory and returns the outcomes of the response."""
         data = keys if isinstance(keys, bytes) else keys.data
         with self._one_by_one:
-            outcomes, entries, serials = self.owner.fetch(
-                array("I", [self._slot]), DAY_NS, data, array("Q", [2**64 - 1])
-            )
-            for at in np.flatnonzero(np.frombuffer(outcomes, np.uint8) == ReserveOutcome.GRANTED).tolist():
-                entry = entries[4 * at : 4 * at + 4]
-                write_page(self._worker, entry, self._disk[data[KEY_BYTES * at : KEY_BYTES * (at + 1)]])
-                assert self._worker.publish(entry, serials[8 * at : 8 * at + 8], 0) == b"\1"
+            rows = self.owner.fetch(array("I", [self._slot]), DAY_NS, data, array("Q", [2**64 - 1]))
+            pages = list(PAGES_TO_READ.read(rows))
+            for page in pages:
+                if page.outcome == ReserveOutcome.GRANTED:
+                    write_page(self._worker, array("I", [page.entry]).tobytes(), self._disk[page.key])
+                    assert self._worker.publish(array("I", [page.entry]), array("Q", [page.serial]), 0) == b"\1"
             self.owner.settle()
-        return outcomes.translate(_FETCH_OUTCOMES)
+        return bytes(page.outcome for page in pages).translate(_FETCH_OUTCOMES)
 
     def fulfil(self, peer: Peer, request: Fetch) -> None:
         """Reads the requested pages into memory and answers the request."""

@@ -13,11 +13,11 @@ from typing import TypeVar
 
 from anonymous_segments import DAY_NS
 from eventually import Stopwatch
-from index_with_disk import Place, ints, key, u32, u64
+from index_with_disk import Place, ints, key, u64
 from page_reservations import reserve
-from pagetier.shm._core import HISTORY_BYTES, Pins, ReserveOutcome, TierFlag
+from pagetier.shm._core import DISK_DEVICES, HISTORY_BYTES, Pins, ReserveOutcome, TierFlag
 from pagetier.shm.message_codec import pack
-from pagetier.shm.page_rows import PAGES_TO_WRITE, PageToWrite
+from pagetier.shm.page_rows import PAGES_TO_READ, PAGES_TO_WRITE, PageToRead, PageToWrite
 from pagetier.shm.process import Process
 from pagetier.shm.protocol import Space
 from pagetier.shm.unpacker import Unpacker
@@ -90,7 +90,11 @@ class FleetWorkerProcess:
         keys, sizes = b"".join(map(key, names)), u64(*[size] * len(names))
         outcomes, entries, serials = reserve(self.place.owner, self.slot, self.place.space, 0, 1, DAY_NS, keys, sizes)
         assert set(outcomes) == {ReserveOutcome.GRANTED}
-        self.send(Read(number, entries, serials, keys, sizes, u32(*[0] * len(names)), (SPACE,)))
+        rows = (
+            PageToRead(key(name), size, serial, entry, 0, outcome, DISK_DEVICES)
+            for name, outcome, entry, serial in zip(names, outcomes, ints(entries, 4), ints(serials, 8), strict=True)
+        )
+        self.send(Read(number, PAGES_TO_READ.pack(rows), {0: SPACE}))
 
     def forget(self) -> None:
         """Evicts all pages from memory."""

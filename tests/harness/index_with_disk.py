@@ -7,9 +7,9 @@ import numpy as np
 from anonymous_segments import DAY_NS, Memory, attach
 from numbered_pages import read_page, write_page
 from page_reservations import reserve
-from pagetier.shm._core import KEY_BYTES, Owner, Pins, ReservedPages, ReserveOutcome, Session, WriteResult
+from pagetier.shm._core import KEY_BYTES, Owner, Pins, ReserveOutcome, Session, WriteResult
 from pagetier.shm.geometry import Geometry
-from pagetier.shm.page_rows import PAGES_TO_WRITE
+from pagetier.shm.page_rows import PAGES_TO_READ, PAGES_TO_WRITE, PageToRead
 
 FRAME = 4096
 GEOMETRY = Geometry(frame_bytes=FRAME, frames=8, entries=12, spaces=2)
@@ -60,9 +60,10 @@ class Place:
         self.owner.end_writes(pages, bytes([result]) * PAGES_TO_WRITE.count(pages))
         return [page.entry for page in PAGES_TO_WRITE.read(pages)]
 
-    def fetch(self, *names: str) -> ReservedPages:
+    def fetch(self, *names: str) -> list[PageToRead]:
         """Asks for pages on disk."""
-        return self.owner.fetch(u32(self.slot), DAY_NS, b"".join(map(key, names)), u64(2**64 - 1))
+        rows = self.owner.fetch(u32(self.slot), DAY_NS, b"".join(map(key, names)), u64(2**64 - 1))
+        return list(PAGES_TO_READ.read(rows))
 
     def evict_all(self) -> None:
         self.owner.evict(GEOMETRY.frames, 100)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anonymous_segments import DAY_NS
-from index_with_disk import FRAME, Place, ints, key, u32, u64
+from index_with_disk import FRAME, Place, key, u32, u64
 from pagetier.shm._core import (
     DISK_DEVICES,
     KEY_BYTES,
@@ -18,10 +18,9 @@ from pagetier.shm._core import (
     ReserveOutcome,
     WriteResult,
     WriteRule,
-    answer_columns,
     page_requests,
 )
-from pagetier.shm.page_rows import PAGES_TO_WRITE, PageToWrite
+from pagetier.shm.page_rows import PAGE_ANSWERS, PAGES_TO_READ, PAGES_TO_WRITE, PageToWrite
 
 
 def rows_of(*entries: int) -> bytes:
@@ -48,8 +47,6 @@ REFUSED: list[tuple[str, tuple[object, ...]]] = [
     ("fetch", (u32(0), 1, b"k" * 32, u64(0), 0, 1, b"", u32(0))),
     ("fetch", (u32(0), 1, b"k" * 32, u64(0), 0, 1, u64(1), u32(99))),
     ("fetch", (u32(0), 1, b"k" * 32, u64(0), 0, 1, u64(1), b"")),
-    ("devices", (bytes(1),)),
-    ("sizes", (bytes(5),)),
     ("reservations", (bytes(1),)),
 ]
 
@@ -74,7 +71,6 @@ def test_no_call_works_before_the_adoption(place: Place) -> None:
         lambda: owner.start_writes(1, 1),
         lambda: owner.end_writes(b"", b""),
         lambda: owner.fetch(b"", 1, b"", b""),
-        lambda: owner.sizes(b""),
         lambda: owner.reservations(b""),
         lambda: owner.tiers(b""),
         lambda: owner.count_fetched(0, 0, 0),
@@ -152,11 +148,11 @@ def test_random_calls_leave_the_index_consistent(asked: list[tuple[str, tuple[An
     for name, arguments in asked:
         got = getattr(place.owner, name)(*arguments)
         if name in ("fetch", "reserve"):
-            outcomes, entries, serials = got if name == "fetch" else answer_columns(got.pages)
-            for outcome, entry, serial in zip(outcomes, ints(entries, 4), ints(serials, 8), strict=True):
-                if outcome == ReserveOutcome.GRANTED and chance.random() < 0.7:
-                    place.session.publish(u32(entry), u64(serial), 0)
-                elif outcome == ReserveOutcome.GRANTED and chance.random() < 0.7:
-                    place.session.abandon(u32(entry), u64(serial), 0)
+            pages = PAGES_TO_READ.read(got) if name == "fetch" else PAGE_ANSWERS.read(got.pages)
+            for page in pages:
+                if page.outcome == ReserveOutcome.GRANTED and chance.random() < 0.7:
+                    place.session.publish(u32(page.entry), u64(page.serial), 0)
+                elif page.outcome == ReserveOutcome.GRANTED and chance.random() < 0.7:
+                    place.session.abandon(u32(page.entry), u64(page.serial), 0)
         assert place.owner.check_integrity() == [], name
     place.memory.close()

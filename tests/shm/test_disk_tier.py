@@ -20,7 +20,7 @@ from pagetier.shm._core import (
     WriteResult,
     WriteRule,
 )
-from pagetier.shm.page_rows import PAGES_TO_WRITE
+from pagetier.shm.page_rows import PAGES_TO_WRITE, PageToRead
 
 FAR = 2**64 - 1  # a huge tick
 
@@ -30,15 +30,16 @@ def test_evicted_pages_are_found_on_disk_and_read_in(disk: Place) -> None:
     assert len(disk.write()) == 2 and disk.match("a", "b", "x") == (2, 2)
     disk.evict_all()
     assert disk.match("a", "b", "x") == (0, 2) and disk.match("x", "a") == (0, 0)
-    outcomes, entries, serials = disk.fetch("a", "b", "x")
-    assert list(outcomes) == [ReserveOutcome.GRANTED, ReserveOutcome.GRANTED, ReserveOutcome.ABSENT] and ints(
-        disk.owner.sizes(entries[:8]), 8
-    ) == [FRAME, 2 * FRAME]
-    assert list(disk.fetch("a").outcomes) == [ReserveOutcome.PENDING] and disk.match("a", "b") == (0, 2)
-    disk.fill(ints(entries, 4)[0], ints(serials, 8)[0], b"a" * FRAME)
+    first, second, absent = disk.fetch("a", "b", "x")
+    granted = (disk.space, ReserveOutcome.GRANTED, 0)
+    assert first == PageToRead(key("a"), FRAME, first.serial, first.entry, *granted)
+    assert second == PageToRead(key("b"), 2 * FRAME, second.serial, second.entry, *granted)
+    assert (absent.key, absent.size, absent.outcome) == (key("x"), 0, ReserveOutcome.ABSENT)
+    assert disk.fetch("a")[0].outcome == ReserveOutcome.PENDING and disk.match("a", "b") == (0, 2)
+    disk.fill(first.entry, first.serial, b"a" * FRAME)
     assert disk.match("a", "b") == (1, 2) and disk.load("a") == b"a" * FRAME
-    assert list(disk.fetch("a").outcomes) == [ReserveOutcome.PRESENT]
-    disk.session.abandon(entries[4:8], serials[8:16], 0)
+    assert disk.fetch("a")[0].outcome == ReserveOutcome.PRESENT
+    disk.session.abandon(u32(second.entry), u64(second.serial), 0)
     assert disk.owner.settle() == 0 and disk.match("a", "b") == (1, 2) and disk.owner.disk_drops() == b""
 
 
@@ -56,7 +57,7 @@ def test_write_orders_describe_the_pages_exactly(disk: Place) -> None:
     pages = list(PAGES_TO_WRITE.read(disk.owner.start_writes(100, 100)))
     entries, reservations = u32(first, second), [page.reservation for page in pages]
     assert [(page.key, page.entry) for page in pages] == [(key("a"), first), (key("b"), second)]
-    assert [page.size for page in pages] == [FRAME, 3 * FRAME - 1] == ints(disk.owner.sizes(entries), 8)
+    assert [page.size for page in pages] == [FRAME, 3 * FRAME - 1]
     assert u32(*reservations) == disk.owner.reservations(entries) and len({*reservations, 0}) == 3
     assert {(page.space, page.history) for page in pages} == {(disk.space, bytes(HISTORY_BYTES))}
     pins = disk.session.repin(Pins, None, entries, u64(*(page.serial for page in pages)))
@@ -206,7 +207,7 @@ def test_the_tier_publishes_its_status(disk: Place) -> None:
 
 def test_entries_out_of_range_are_ignored(disk: Place) -> None:
     beyond = u32(12, 0xFFFFFFFF)
-    assert disk.owner.sizes(beyond) == bytes(16) and disk.owner.reservations(beyond) == bytes(8)
+    assert disk.owner.reservations(beyond) == bytes(8)
     assert disk.owner.tiers(beyond) == bytes(2)
     assert disk.session.frames(12) == disk.session.frames(0xFFFFFFFF) == b""
     disk.owner.count_fetched(1, 2, 3)

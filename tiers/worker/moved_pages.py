@@ -43,22 +43,21 @@ def _stored(written: Written, number: int) -> Stored:
 
 def read_pages(read_one: Reader, memory: WorkerArena, task: ReadTask) -> HasRead:
     """Reads the pages of a task; whatever happens to a page, its part is published or given up."""
-    read, damaged, reason = bytearray(len(task)), b"", ""
-    for page in range(len(task)):
+    read, damaged, reason = bytearray(len(task.pages)), b"", ""
+    for at, page in enumerate(task.pages):
         # The daemon has granted these frames to the worker. Nothing else uses them until the page is published, so a
         # read that fails, or that returns other bytes, does no harm.
-        incoming = task.incoming(page, memory)
-        result = read_one(incoming)
+        result = read_one(task.incoming(page, memory))
         # Only a page whose checksum was verified in its frames is published. Clients find it from then on, before the
         # daemon hears of it: the report only ends the request.
         if result.outcome is ReadOutcome.EXACT:
-            read[page] = memory.publish(task.entries[page], task.serials[page])
+            read[at] = memory.publish(page.entry, page.serial)
             continue
         # The frames of any other page go back to the daemon. Its key is reported as damaged if the tier does not have
         # the page any more; after FAILED the page may still be there, and a later read may succeed.
         reason = reason or result.reason
         if result.outcome is not ReadOutcome.FAILED:
-            damaged += incoming.key
-        memory.abandon(task.entries[page], task.serials[page])
+            damaged += page.key
+        memory.abandon(page.entry, page.serial)
     point("worker.has_read")
     return HasRead(task.number, task.first, bytes(read), damaged, reason)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from pagetier.shm._core import KEY_BYTES
-from pagetier.shm.page_rows import PageToWrite
+from pagetier.shm.page_rows import PAGES_TO_READ, PageToRead, PageToWrite
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import Incoming, Outgoing
 from pagetier.tiers.worker.arena import WorkerArena
@@ -23,49 +22,31 @@ class ReadTask(msgspec.Struct, frozen=True):
 
     number: int
     first: int
-    entries: array[int]
-    serials: array[int]
-    keys: bytes
-    sizes: array[int]
-    spaces: array[int]
-    table: tuple[Space, ...]
+    pages: tuple[PageToRead, ...]
+    spaces: dict[int, Space]
 
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def incoming(self, page: int, memory: WorkerArena) -> Incoming:
+    def incoming(self, page: PageToRead, memory: WorkerArena) -> Incoming:
         """Returns one page with the frames that were granted for it."""
-        space = self.table[self.spaces[page]].digest if self.spaces else b""
-        return Incoming(_key(self.keys, page), self.sizes[page], memory.frames(self.entries[page]), space)
+        space = self.spaces[page.space].digest if self.spaces else b""
+        return Incoming(page.key, page.size, memory.frames(page.entry), space)
 
 
 def read_tasks(command: Read) -> Iterator[ReadTask]:
     """Splits a Read so that several threads share it and its first pages are ready soon."""
-    entries, serials, sizes = array("I", command.entries), array("Q", command.serials), array("Q", command.sizes)
-    spaces = array("I", command.spaces)
+    pages = tuple(PAGES_TO_READ.read(command.pages))
     first = 0
-    while first < len(entries):
-        last, nbytes = first + 1, sizes[first]
-        while last < len(entries) and last - first < _TASK_PAGES and nbytes + sizes[last] <= _TASK_BYTES:
-            nbytes += sizes[last]
+    while first < len(pages):
+        last, nbytes = first + 1, pages[first].size
+        while last < len(pages) and last - first < _TASK_PAGES and nbytes + pages[last].size <= _TASK_BYTES:
+            nbytes += pages[last].size
             last += 1
-        keys, pages = command.keys[first * KEY_BYTES : last * KEY_BYTES], slice(first, last)
-        yield ReadTask(
-            command.number,
-            first,
-            entries[pages],
-            serials[pages],
-            keys,
-            sizes[pages],
-            spaces[pages],
-            command.table,
-        )
+        yield ReadTask(command.number, first, pages[first:last], command.spaces)
         first = last
 
 
 def drops_of(command: Write) -> list[bytes]:
     """Returns the keys of the pages to drop."""
-    return [_key(command.drops, i) for i in range(len(command.drops) // KEY_BYTES)]
+    return [command.drops[at : at + KEY_BYTES] for at in range(0, len(command.drops), KEY_BYTES)]
 
 
 def outgoing(command: Write, pages: Sequence[PageToWrite], memory: WorkerArena) -> list[Outgoing]:
@@ -74,7 +55,3 @@ def outgoing(command: Write, pages: Sequence[PageToWrite], memory: WorkerArena) 
         Outgoing(page.key, command.spaces[page.space], page.size, page.stamp, memory.frames(page.entry), page.history)
         for page in pages
     ]
-
-
-def _key(keys: bytes, number: int) -> bytes:
-    return keys[number * KEY_BYTES : (number + 1) * KEY_BYTES]

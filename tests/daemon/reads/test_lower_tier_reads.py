@@ -7,6 +7,7 @@ import gc
 import math
 import struct
 import tracemalloc
+from array import array
 from collections.abc import Iterator
 from typing import Self
 
@@ -17,6 +18,7 @@ from numbered_pages import FRAME, GEOMETRY, key_of
 from pagetier.daemon.common import loop_clock
 from pagetier.daemon.reads.lower_tier_reads import LowerTierReads
 from pagetier.shm._core import KEY_BYTES, Owner, WriteRule
+from pagetier.shm.page_rows import PAGES_TO_READ
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
 from pagetier.tiers.worker_protocol import Command, HasRead, Read
 
@@ -50,7 +52,9 @@ class Disk:
         pages = 0
         for command in self._commands:
             assert isinstance(command, Read)
-            read = self._worker.publish(command.entries, command.serials, 0)
+            chosen = list(PAGES_TO_READ.read(command.pages))
+            entries, serials = array("I", [page.entry for page in chosen]), array("Q", [page.serial for page in chosen])
+            read = self._worker.publish(entries, serials, 0)
             self.reads.has_read_from_disk(0, HasRead(command.number, 0, read, b"", ""))
             pages += read.count(1)
         self._commands.clear()
