@@ -15,6 +15,7 @@ from contextlib import closing
 import pytest
 
 from bare_engine import Engine
+from daemon_constants import PROGRAM
 from disk_daemon import DiskDaemon
 from pagetier.shm.daemon_link import LinkError
 
@@ -71,7 +72,7 @@ class UnreadDaemon(DiskDaemon):
 
     def launch(self, *more: str) -> subprocess.Popen[bytes]:
         """Starts the daemon without waiting."""
-        command = [sys.executable, "-c", "from pagetier.daemon.main import main; main()", "--name", self.name]
+        command = [sys.executable, "-c", PROGRAM, "--name", self.name]
         command += ["--socket", str(self.socket), *self._arguments, *more]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=self._unread.writing)
         return self.process

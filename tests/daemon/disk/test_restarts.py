@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from bare_engine import Engine
+from daemon_constants import PROGRAM
 from disk_daemon import DiskDaemon, TroubledDaemon
 from eventually import eventually
 from pagetier.daemon.status.disk_report import Standing
@@ -16,7 +17,7 @@ from pagetier.shm.protocol import FetchOutcome
 from refused_starts import pagetierd
 
 FRAMES = 32
-STOPPED_AT_ONCE = """
+STOPPED_AT_ONCE = f"""
 import os, signal
 from pagetier.daemon import main
 take = main.take
@@ -24,7 +25,7 @@ def take_and_be_stopped(request):
     os.kill(os.getpid(), signal.SIGTERM)
     return take(request)
 main.take = take_and_be_stopped
-main.main()
+{PROGRAM}
 """
 
 
