@@ -18,6 +18,7 @@ from pagetier.shm.geometry import DEFAULT_FRAME_BYTES
 _ENOUGH: Final = 1 / 1.1  # the disk writes at most 1.1 times the bytes of pages, since its slots are frames, too
 _LEAST: Final = 0.75  # below it hits of coarser pages would be lost for nothing: the model needs smaller frames
 _MOST_TOKENS: Final = 512
+_PAGE_TOKENS: Final = (64, 128, 256, 512)  # with shorter pages an engine that looks up each page takes more time
 
 
 class BlockGroup(msgspec.Struct, frozen=True):
@@ -61,6 +62,22 @@ def blocks_of_page(groups: Sequence[BlockGroup]) -> int:
     enough = next((count for count, fill in fills.items() if fill >= _ENOUGH), 0)
     best = max(allowed, key=lambda count: fills[count])
     return enough or (best if fills[best] >= _LEAST else 1)
+
+
+def better_page_tokens(groups: Sequence[BlockGroup]) -> int:
+    """Returns the tokens of a page that an engine's user should choose; 0 if its pages fill three quarters already.
+
+    Args:
+        groups: The groups whose pages grow with their tokens, with the pages of the engine as blocks.
+    """
+    tokens = groups[0].kind.page_tokens
+    counts = [longer // tokens for longer in _PAGE_TOKENS if longer > tokens and longer % tokens == 0]
+    fills = {count: fill_of(groups, count) for count in counts}
+    if fill_of(groups, 1) >= _LEAST or not fills:
+        return 0
+    return tokens * next(
+        (count for count in counts if fills[count] >= _ENOUGH), max(counts, key=lambda one: fills[one])
+    )
 
 
 def fill_of(groups: Sequence[BlockGroup], blocks: int, frame_bytes: int = DEFAULT_FRAME_BYTES) -> float:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 
-from pagetier.client.engines.block_groups import BlockGroup, blocks_of_page, fill_of
+from pagetier.client.engines.block_groups import BlockGroup, better_page_tokens, blocks_of_page, fill_of
 from pagetier.client.groups import ChunkedAttention, FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.shm.geometry import DEFAULT_FRAME_BYTES
 
@@ -49,6 +50,12 @@ def _gemma(block: int) -> list[BlockGroup]:
     layer = 4 * 256 * 2 * 2
     windows = [_attention(SlidingWindow(block, 1024), layers * layer) for layers in (5, 5, 5, 5, 5, 4)]
     return [_attention(FullAttention(block), 5 * layer), *windows]
+
+
+def _gemma_in_two_pools(page: int) -> list[BlockGroup]:
+    """gemma-3-4b in SGLang: a pool of 5 layers of full attention, and one of 29 of a window."""
+    layer = 4 * 256 * 2 * 2
+    return [_attention(FullAttention(page), 5 * layer), _attention(SlidingWindow(page, 1024), 29 * layer)]
 
 
 def _qwen3_next(block: int) -> list[BlockGroup]:
@@ -143,3 +150,21 @@ def test_models_that_cannot_fill_three_quarters_of_a_frame_keep_pages_of_a_block
 
 def test_long_blocks_are_pages() -> None:
     assert blocks_of_page([_attention(FullAttention(1024), 1024 + 64)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("groups_of", "size"),
+    [(_llama_8b, 64), (_qwen_half_b, 256), (_qwen_7b, 128), (_deepseek, 128), (_gemma_in_two_pools, 128)],
+)
+def test_an_engine_with_pages_of_a_token_is_given_a_page_size(
+    groups_of: Callable[[int], list[BlockGroup]], size: int
+) -> None:
+    groups = groups_of(1)
+    assert fill_of(groups, 1) < 0.2 and better_page_tokens(groups) == size
+    assert fill_of(groups, size) >= _ENOUGH
+
+
+def test_pages_that_fill_frames_are_not_remarked() -> None:
+    assert not better_page_tokens(_llama_8b(16))
+    assert not better_page_tokens(_llama_8b(1024))
+    assert better_page_tokens(_qwen_half_b(48)) == 0, "no power of two is a multiple of 48"

@@ -10,8 +10,10 @@ import pytest
 
 from pagetier.client.engines.file_digests import FileDigests
 from pagetier.client.engines.sglang.engine.namespace import EngineFacts, weights_sources
+from pagetier.client.engines.sglang.engine.served_engine import ServedEngine
 from pagetier.client.engines.sglang.pools.variants import variants_of
 from pagetier.client.engines.weights import identify
+from pagetier.client.groups import FullAttention
 
 
 def model(folder: Path, weights: bytes) -> Any:
@@ -71,3 +73,17 @@ def test_the_layout_of_rows_is_a_part_of_their_format() -> None:
 def test_plain_pools_need_no_format() -> None:
     """Their pages are found under the names that they had in earlier builds."""
     assert variants_of([MHATokenToKVPool()]) == ()
+
+
+def test_the_log_says_which_page_size_fills_frames() -> None:
+    def engine_of(page: int) -> ServedEngine:
+        group, paged = (
+            SimpleNamespace(kind=FullAttention(page)),
+            SimpleNamespace(page=SimpleNamespace(nbytes=page * 57344)),
+        )
+        state = SimpleNamespace(page=SimpleNamespace(nbytes=1 << 20))
+        pools: Any = [SimpleNamespace(name="kv", group=group), SimpleNamespace(name="mamba", group=group)]
+        return ServedEngine(EngineFacts("0", None, None, None), pools, [paged, state])  # type: ignore[list-item]
+
+    assert engine_of(1)._waste == " that fill 5% of their frames: --page-size 128 fills 100%"
+    assert engine_of(64)._waste == engine_of(128)._waste == ""

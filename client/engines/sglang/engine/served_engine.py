@@ -10,10 +10,11 @@ import msgspec
 
 from pagetier.client.client import Client
 from pagetier.client.engines.attachment_log import AttachmentLog, describe_memory
+from pagetier.client.engines.block_groups import BlockGroup, better_page_tokens, fill_of
 from pagetier.client.engines.file_digests import FileDigests, user_memory
 from pagetier.client.engines.sglang.engine.namespace import EngineFacts, namespace_of, weights_sources
 from pagetier.client.engines.sglang.engine.settings import LinkerSettings, StorageSettings
-from pagetier.client.engines.sglang.pools.device_pools import DevicePool
+from pagetier.client.engines.sglang.pools.device_pools import STATE, DevicePool
 from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup
 from pagetier.client.engines.weights import ModelIdentity, started_ns
 from pagetier.client.engines.weights_thread import WeightsThread
@@ -60,9 +61,19 @@ class ServedEngine(msgspec.Struct, frozen=True, eq=False):
         sizes = ", ".join(f"{pool.name} {own.page.nbytes / 1024:g} KiB" for pool, own in pairs)
         name = namespace_of(self.facts, self.pools[0], self.paged[0], identity, salt)
         return (
-            f"{describe_memory(session, event)}, pages of {name.page_tokens} tokens ({sizes}),"
+            f"{describe_memory(session, event)}, pages of {name.page_tokens} tokens ({sizes}){self._waste},"
             f' namespace "{name.name}", {identity.summary}'
         )
+
+    @property
+    def _waste(self) -> str:
+        """What the log says of pages that fill less than three quarters of their frames, else ""."""
+        pairs = zip(self.pools, self.paged, strict=True)
+        groups = [BlockGroup(pool.group.kind, own.page.nbytes) for pool, own in pairs if pool.name != STATE]
+        if not (tokens := better_page_tokens(groups)):
+            return ""
+        better = fill_of(groups, tokens // groups[0].kind.page_tokens)
+        return f" that fill {fill_of(groups, 1):.0%} of their frames: --page-size {tokens} fills {better:.0%}"
 
 
 def weights_thread(
