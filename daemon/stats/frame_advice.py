@@ -8,7 +8,7 @@ from pagetier.shm._core import LEAST_FRAME_BYTES
 from pagetier.shm.units import format_size, spell_size
 
 _LEAST_PAGES: Final = 16  # of fewer pages the mean says little
-_WASTE: Final = 2
+_LEAST_FILL: Final = 0.75
 _EMPTIES: Final = "a restart with it empties memory and the disk tier"
 
 
@@ -24,18 +24,31 @@ def pages_that_fit(frames: int, used_frames: int, pages: int) -> int:
 
 
 def frame_advice(pages: int, nbytes: int, used: int) -> str:
-    """Returns a warning with the frame size that fits, if the frames take over twice the bytes of their pages; or "".
+    """Returns a warning with the frame size that fits, if more than a quarter of the frames is not filled; or "".
 
     Args:
         pages: Pages in memory.
         nbytes: Bytes of these pages.
         used: Bytes of their frames.
     """
-    if pages < _LEAST_PAGES or used <= _WASTE * nbytes:
+    if pages < _LEAST_PAGES or not _wastes(nbytes, used):
         return ""
     mean = max(1, nbytes // pages)
-    fits = max(LEAST_FRAME_BYTES, 1 << (mean.bit_length() - 1))
-    if fits * pages >= used:
+    fits = 1 << (mean.bit_length() - 1)
+    while fits > LEAST_FRAME_BYTES and _wastes(mean, _taken(mean, fits)):
+        fits //= 2
+    fits = max(LEAST_FRAME_BYTES, fits)
+    if _taken(mean, fits) * pages >= used:
         return ""
     taken = f"{format_size(used)} of frames hold {format_size(nbytes)} of pages"
     return f'{taken}: arena.frame_size = "{spell_size(fits)}" fits better, and {_EMPTIES}'
+
+
+def _wastes(nbytes: int, used: int) -> bool:
+    """Returns whether pages of so many bytes fill less than three quarters of their frames."""
+    return nbytes < _LEAST_FILL * used
+
+
+def _taken(page_bytes: int, frame_bytes: int) -> int:
+    """Returns the bytes of the frames of a page."""
+    return -(-page_bytes // frame_bytes) * frame_bytes
