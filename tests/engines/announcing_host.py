@@ -42,7 +42,7 @@ class Host:
 
     def renew(self, most_pages: int = 1000) -> None:
         self.changes = LocationChanges[KnownPage](self.client, self.lease, most_pages)
-        self.events = VllmEvents(self.changes, [SPEC], prefix_cache_resets(self.pool))
+        self.events = VllmEvents(self.changes, {0: SPEC}, prefix_cache_resets(self.pool))
 
     def learn(self, number: int = 0, pages: int = PAGES) -> list[bytes]:
         """Lets the events know a prompt, and returns the hashes of its pages."""

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import random
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from eventually import eventually
 from harnessed_scheduler import BLOCK, BY_REQUEST, VERSION, HarnessedEngine
 from pagetier.client import Client
 from running_daemon import RunningDaemon
 from vllm_harness import harness
+
+FAMILY_NAMES: tuple[str, ...] = ()
+with suppress(pytest.skip.Exception):  # before 0.32
+    import model_families
+
+    FAMILY_NAMES = tuple(model_families.FAMILIES)
 
 HYBRID = ("window", "recurrent", "chunks", "all")
 EVERY_STATE = ("every state",) if VERSION < (0, 33) else ()  # with --mamba-cache-mode all
@@ -32,6 +42,8 @@ PROMPTS = {"tensor_parallel_size": 2, "prefill_context_parallel_size": 2}
 def groups_of(model: str, blocks: int = 1000) -> Any:
     if model == "full":
         return None
+    if model in FAMILY_NAMES:
+        return model_families.scheduler_groups(model, blocks)
     groups = harness().make_kv_cache_config(
         BLOCK,
         swa_enabled=model in ("window", "windows only", "all", "longer pages", "draft window", WIDE),
@@ -53,6 +65,13 @@ def groups_of(model: str, blocks: int = 1000) -> Any:
     return groups
 
 
+def hash_tokens(family: str) -> int:
+    """Returns the tokens of a block hash, as vLLM chooses them for a family."""
+    groups = model_families.scheduler_groups(family, 1)
+    numbers = groups.prefix_cacheable_group_ids
+    return math.gcd(*(groups.kv_cache_groups[number].kv_cache_spec.block_size for number in numbers))
+
+
 def _chunked() -> Any:
     import torch
     from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, KVCacheGroupSpec
@@ -66,6 +85,8 @@ def engine_of(
     model: str, daemon: RunningDaemon, client: Client, blocks: int = 1000, **settings: Any
 ) -> HarnessedEngine:
     settings.setdefault("salt", random.randbytes(8).hex())
+    if model in FAMILY_NAMES:
+        settings["hashed"] = hash_tokens(model)
     return HarnessedEngine(daemon, client, groups_of(model, blocks), blocks=blocks, **settings)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from enum import Enum
 from importlib.metadata import version
@@ -24,7 +24,7 @@ from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.rank_share import RankShare, ranks_of, share_of
 from pagetier.kernels.layout.page_layout import PageLayout, Rows
 from running_daemon import RunningDaemon
-from vllm_expected_blocks import Computed, TrueWorker
+from vllm_expected_blocks import Computed, Keeps, TrueWorker, UncachedGroup
 from vllm_harness import harness
 
 BLOCK = 16
@@ -66,10 +66,17 @@ def _rank_config(parallel: Any, rank: int) -> Any:
     return one
 
 
-def _report(share: RankShare, layers: Sequence[Sequence[str]]) -> ShapesMetadata:
-    """Returns what a rank with this share of the layers of each group reports."""
-    names = [tuple(f"{share.division}.{layer}" for layer in group) for group in layers]
-    shapes = [msgspec.structs.replace(PAGE, layers=one, context=share.context) for one in names]
+def _report(share: RankShare, layers: Mapping[int, Sequence[str]]) -> ShapesMetadata:
+    """Returns what a rank with this share of the layers of each group reports. `layers` has vLLM's numbers of them."""
+    shapes = [
+        msgspec.structs.replace(
+            PAGE,
+            number=number,
+            layers=tuple(f"{share.division}.{layer}" for layer in names),
+            context=share.context,
+        )
+        for number, names in layers.items()
+    ]
     return ShapesMetadata(tuple(shapes), share.division)
 
 
@@ -96,6 +103,34 @@ def _config(settings: dict[str, Any], groups: Any, parallel: dict[str, int]) -> 
     return config
 
 
+def _layers_with_pages(groups: Any) -> dict[int, Sequence[str]]:
+    """Returns the layers of the groups that take part in prefix caching, by the numbers of the groups."""
+    if groups is None:
+        return {0: ["layer"]}
+    known = range(len(groups.kv_cache_groups))
+    numbers = getattr(groups, "prefix_cacheable_group_ids", known)
+    return {number: groups.kv_cache_groups[number].layer_names for number in numbers}
+
+
+def _without_pages(groups: Any, layers: Mapping[int, Sequence[str]]) -> list[UncachedGroup]:
+    """Returns the other groups."""
+    if groups is None:
+        return []
+    specs = [one.kv_cache_spec for one in groups.kv_cache_groups]
+    return [_uncached(number, spec) for number, spec in enumerate(specs) if number not in layers]
+
+
+def _uncached(number: int, spec: Any) -> UncachedGroup:
+    window = getattr(spec, "sliding_window", None)
+    if type(spec).__name__ == "CircularBufferSpec":
+        return UncachedGroup(number, spec.block_size, Keeps.OPEN_BLOCK)
+    if window is None:
+        state = type(spec).__name__ == "MambaSpec"
+        return UncachedGroup(number, spec.block_size, Keeps.LAST_STATE if state else Keeps.ALL)
+    replays = getattr(spec, "prefix_replay_tokens", 0) > 0
+    return UncachedGroup(number, spec.block_size, Keeps.REPLAYED_WINDOW if replays else Keeps.WINDOW, window)
+
+
 class HarnessedEngine:
     """An engine with a real scheduler and a simulated worker.
 
@@ -108,6 +143,7 @@ class HarnessedEngine:
         hashed: Tokens of a block hash.
         parallel: Fields of vLLM's ParallelConfig.
         page_blocks: The blocks of a page; else the size of the blocks decides.
+        forgotten: The number of a group that the connector does not know, although a hit needs it.
         settings: The connector's settings, with "load": "always" unless they say else; "engine" has the arguments
             of the harness, "cache" is "off" if
             vLLM's own prefix cache is off.
@@ -129,6 +165,7 @@ class HarnessedEngine:
         hashed: int = BLOCK,
         parallel: dict[str, int] | None = None,
         page_blocks: int = 1,
+        forgotten: int | None = None,
         **settings: Any,
     ) -> None:
         config = _config({"socket": str(daemon.socket), **settings}, groups, parallel or {})
@@ -140,7 +177,9 @@ class HarnessedEngine:
         self.unseen: deque[tuple[Any, Any]] = deque()
         self.scheduler = harness().create_scheduler(config, blocks, kv_cache_config=groups, **finer)
         self.connector = self.scheduler.connector
-        layers = [one.layer_names for one in groups.kv_cache_groups] if groups is not None else [["layer"]]
+        layers = _layers_with_pages(groups)
+        if forgotten is not None:
+            del layers[forgotten]
         with mock.patch.object(setup, "blocks_of_page", return_value=page_blocks):
             open_half(self.connector, *(_report(share, layers) for share in _shares(config)))
         self.half = self.connector._scheduler
@@ -150,7 +189,7 @@ class HarnessedEngine:
             assert eventually(lambda: self.half._client.attached), "its client is not attached"
         self.groups: tuple[PagedGroup, ...] = self.half._groups
         self.workers = [
-            TrueWorker(client, self.groups[first : first + len(layers)], first)
+            TrueWorker(client, self.groups[first : first + len(layers)], first, _without_pages(groups, layers))
             for first in range(0, len(self.groups), len(layers))
         ]
         self.worker = self.workers[0]
@@ -280,7 +319,10 @@ class HarnessedEngine:
         request = self.scheduler.requests[name]
         ends = request.num_computed_tokens
         tables = self.scheduler.kv_cache_manager.get_block_ids(name)
-        return Computed(name, self._future(request), ends - tokens, ends, tables)
+        replays = getattr(self.scheduler, "prefix_replay_tokens", 0) if getattr(request, "replay_start", 0) else 0
+        first = ends - tokens
+        begins = min(ends, request.replay_start + replays) if replays else first
+        return Computed(name, self._future(request), max(first, begins), ends, tables, first)
 
     def _answer(self, computed: Sequence[Computed]) -> Any:
         """Returns a token for each request whose prompt is complete, and the worker's report of loads and stores."""

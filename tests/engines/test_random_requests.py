@@ -17,6 +17,7 @@ from harnessed_models import (
     ALONE,
     CONTEXT,
     DRAFTED,
+    FAMILY_NAMES,
     HYBRID,
     LONGER,
     MODELS,
@@ -96,6 +97,26 @@ def test_any_sequence_of_requests_leaves_nothing(
         store="on_eviction" if waits else "eager",
     )
     assert (engine.half.gpu_pages is not None) is waits
+    run_any_sequence(engine, numbers, small, clock)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_any_sequence_of_requests_leaves_nothing_in_a_family(
+    family: str, seed: int, small: RunningDaemon, small_client: Client, clock: Clock
+) -> None:
+    """Also of groups without pages: a hit leaves their state as vLLM needs it."""
+    numbers = chance_of(seed)
+    budget = numbers.choice([64, 96, 160])
+    engine = engine_of(
+        family,
+        small,
+        small_client,
+        numbers.choice([150, 300]),
+        lag=seed % 2,
+        engine={"max_num_batched_tokens": budget},
+        disk_timeout=0.0,
+    )
     run_any_sequence(engine, numbers, small, clock)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple
 
 from pagetier.client import Client, Keys
@@ -27,13 +28,64 @@ class Page(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """One request in one step: tokens [begins, ends) of `tokens`, with the blocks of each group."""
+    """One request in one step: tokens [begins, ends) of `tokens`, with the blocks of each of vLLM's groups.
+
+    Windows that vLLM does not cache are computed again from `replays` on, which is before `begins` behind a hit.
+    """
 
     request: str
     tokens: Tokens
     begins: int
     ends: int
     tables: Sequence[Sequence[int]]
+    replays: int
+
+
+class Keeps(Enum):
+    """The tokens before a step whose state a group without pages has to keep."""
+
+    ALL = 1
+    WINDOW = 2
+    REPLAYED_WINDOW = 3
+    OPEN_BLOCK = 4
+    LAST_STATE = 5
+
+
+class UncachedGroup(NamedTuple):
+    """A group of vLLM that has no pages here: its state is that of a request.
+
+    `number` is vLLM's, and `window` is 0 for a group without one.
+    """
+
+    number: int
+    block: int
+    keeps: Keeps
+    window: int = 0
+
+    def begins(self, one: Computed) -> int:
+        """Returns the first token that a step computes."""
+        return one.replays if self.keeps is Keeps.REPLAYED_WINDOW else one.begins
+
+    def needed(self, one: Computed) -> range:
+        """Returns the tokens before a step that it needs. A window that is replayed needs none behind a hit."""
+        begins = self.begins(one)
+        if self.keeps is Keeps.OPEN_BLOCK:
+            return range(begins // self.block * self.block, begins)
+        if self.keeps is Keeps.LAST_STATE:
+            return range(max(0, begins - 1), begins)
+        if self.keeps is Keeps.REPLAYED_WINDOW and one.replays < one.begins:
+            return range(0)
+        return range(max(0, begins - self.window + 1) if self.window else 0, begins)
+
+    def place(self, one: Computed, position: int) -> tuple[int, int]:
+        """Returns the block of a token and its place there. A buffer has one block for a whole request."""
+        table = one.tables[self.number]
+        block = table[0] if self.keeps is Keeps.OPEN_BLOCK else table[position // self.block]
+        return block, _ENTIRE if self.keeps is Keeps.LAST_STATE else position % self.block
+
+    def written(self, one: Computed) -> range:
+        """Returns the tokens whose state a step leaves."""
+        return range(one.ends - 1 if self.keeps is Keeps.LAST_STATE else self.begins(one), one.ends)
 
 
 @dataclass
@@ -66,8 +118,14 @@ class TrueWorker:
     `first` is the number of its first group: those before are another rank's.
     """
 
-    def __init__(self, client: Client, groups: Sequence[PagedGroup], first: int = 0) -> None:
-        self.client, self.groups, self.first = client, groups, first
+    def __init__(
+        self,
+        client: Client,
+        groups: Sequence[PagedGroup],
+        first: int = 0,
+        uncached: Sequence[UncachedGroup] = (),
+    ) -> None:
+        self.client, self.groups, self.first, self.uncached = client, groups, first, uncached
         self.held: dict[int, Held] = {}
         self.reading: list[Reading] = []
         self.loading: dict[str, Loading] = {}
@@ -195,8 +253,10 @@ class TrueWorker:
         """
         for one in computed:
             self._needs(one, recurrent=True)
+            self._needs_uncached(one)
         for one in computed:
             self._write_attention(one)
+            self._write_uncached(one)
         for one in computed:
             self._needs(one, recurrent=False)
         for one in computed:
@@ -213,13 +273,13 @@ class TrueWorker:
                 size = group.block_tokens
                 whole = range((one.begins // size + 1) * size, one.ends, size) if group.has_every_page else ()
                 for ends in (*whole, one.ends):
-                    block = one.tables[at][(ends - 1) // size]
+                    block = one.tables[group.number][(ends - 1) // size]
                     self._overwrite(block, at).cells = {_ENTIRE: one.tokens[:ends]}
 
     def _write(self, at: int, one: Computed, positions: range) -> None:
-        size = self.groups[at].block_tokens
+        size, table = self.groups[at].block_tokens, one.tables[self.groups[at].number]
         for position in positions:
-            held = self._overwrite(one.tables[at][position // size], at)
+            held = self._overwrite(table[position // size], at)
             held.cells[position % size] = one.tokens[: position + 1]
 
     def _needs(self, one: Computed, *, recurrent: bool) -> None:
@@ -229,12 +289,26 @@ class TrueWorker:
                 continue
             size = group.block_tokens
             for position in range(group.kind.first_kept(one.begins), one.begins):
-                block = one.tables[at][position // size]
+                block = one.tables[group.number][position // size]
                 held = self.held.get(block)
                 assert block and held is not None and held.group == at, f"{one.request}: {position} of {at} is lost"
                 place = _ENTIRE if recurrent else position % size
                 cell = held.cells.get(place)
                 assert cell == one.tokens[: position + 1], f"{one.request}: {position} of {at} is wrong"
+
+    def _write_uncached(self, one: Computed) -> None:
+        for at, group in enumerate(self.uncached, len(self.groups)):
+            for position in group.written(one):
+                block, place = group.place(one, position)
+                self._overwrite(block, at).cells[place] = one.tokens[: position + 1]
+
+    def _needs_uncached(self, one: Computed) -> None:
+        for at, group in enumerate(self.uncached, len(self.groups)):
+            for position in group.needed(one):
+                block, place = group.place(one, position)
+                held = self.held.get(block)
+                assert block and held is not None and held.group == at, f"{one.request}: {position} of {group} is lost"
+                assert held.cells.get(place) == one.tokens[: position + 1], f"{position} of {group} is wrong"
 
     def _overwrite(self, block: int, group: int) -> Held:
         assert block, "block 0 is never allocated"

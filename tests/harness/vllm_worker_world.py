@@ -15,7 +15,7 @@ from pagetier.client.engines.vllm.worker import Finished, RankGroup, WorkerHalf,
 from pagetier.client.keys import Keys, Namespace
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.layout.page_layout import Shard
-from vllm_caches import HEADS, TOKENS, VllmCache
+from vllm_caches import HEADS, VllmCache
 
 COPYING = CopySettings(reserve_timeout=30.0, queue_limit=30.0)  # no page is rejected on a busy machine
 WHOLE = Shard(0, 1)
@@ -29,19 +29,23 @@ def worker_of(
     shard: Shard = WHOLE,
     zeroing: Zeroing = Zeroing.AFTER_STORES_END,
     first: int = 0,
+    contexts: int = 1,
 ) -> WorkerHalf:
+    """Returns the half of a rank. `contexts` is the number of ranks that divide the tokens of a page."""
     lanes = []
     for at, cache in enumerate(caches):
-        paged = paged_cache(cache.layers, cache.spec, shard, HEADS)
+        tokens = contexts * cache.spec.block_size
+        paged = paged_cache(cache.layers, cache.spec, shard, HEADS, tokens)
         space = Namespace(
-            model="test", dtype="any", page_tokens=TOKENS, group=str(first + at), layout=paged.page.layout, salt=salt
+            model="test", dtype="any", page_tokens=tokens, group=str(first + at), layout=paged.page.layout, salt=salt
         )
         lanes.append(RankGroup(paged, space, open_copier(client, paged, settings)))
     return WorkerHalf(client, lanes, lambda: None, zeroing, first)
 
 
 def keys_of(worker: WorkerHalf, group: int, pages: int, prompt: int = 0) -> Keys:
-    return worker.rank_groups[group].namespace.keys(range(prompt << 20, (prompt << 20) + pages * TOKENS))
+    space = worker.rank_groups[group].namespace
+    return space.keys(range(prompt << 20, (prompt << 20) + pages * space.page_tokens))
 
 
 def store_command(

@@ -72,6 +72,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: WorkerHalf | None = None
         self._shapes: tuple[PageShape, ...] = ()
         self._unsent: list[ShapesMetadata] = []
+        self._loaded_groups: tuple[int, ...] = ()
         self._finished: Finished | None = None
 
     @classmethod
@@ -193,6 +194,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
     set_xfer_handshake_metadata_pp_aware = set_xfer_handshake_metadata  # of several pipeline stages, from 0.32 on
 
     def _open_scheduler(self, shapes: tuple[PageShape, ...]) -> None:
+        self._loaded_groups = tuple(dict.fromkeys(shape.number for shape in shapes))
         with reported_as_unsupported(log):
             remark = seed_remark(seeded=_BY_REQUEST)
             self._pending = open_scheduler(self._config, self._groups, shapes, self._pool, self._settings, remark)
@@ -226,6 +228,10 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
             return 0, False
         tokens = self._scheduler.matched(request, num_computed_tokens)
         return tokens, bool(tokens)
+
+    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
+        """Returns vLLM's groups that a load fills; vLLM computes the others behind it. It calls this from 0.32 on."""
+        return self._loaded_groups
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Receives the blocks that a request was given."""

@@ -61,14 +61,16 @@ class VllmEvents:
 
     Args:
         changes: Follows where pages are.
-        specs: vLLM's KVCacheSpec of each group.
+        specs: vLLM's KVCacheSpec of each group that has pages, by vLLM's number of the group.
         resets: Returns whether vLLM's own prefix cache was emptied since the last call, which makes routers forget all
             pages of this engine.
     """
 
-    def __init__(self, changes: LocationChanges[KnownPage], specs: Iterable[Any], resets: Callable[[], bool]) -> None:
+    def __init__(
+        self, changes: LocationChanges[KnownPage], specs: Mapping[int, Any], resets: Callable[[], bool]
+    ) -> None:
         self._changes, self._resets = changes, resets
-        self._of_groups = [{"group_idx": at, **fields_of_group(spec)} for at, spec in enumerate(specs)]
+        self._of_groups = [{"group_idx": number, **fields_of_group(spec)} for number, spec in specs.items()]
         self._events: list[Any] = []
         self._sharing: Counter[tuple[str, int, bytes]] = Counter()  # the announced pages that have a block
         self._order = StepOrder()
@@ -154,7 +156,7 @@ class VllmEvents:
                     removed.setdefault((medium, change.page.group), []).extend(lost)
         known = _fields_of(BlockRemoved)
         for (medium, group), hashes in removed.items():
-            fields = {"group_idx": group, "locality": "LOCAL"}
+            fields = {"group_idx": self._of_groups[group]["group_idx"], "locality": "LOCAL"}
             yield BlockRemoved(block_hashes=hashes, medium=medium, **_only(fields, known))
 
     def _new_blocks(self, page: KnownPage, medium: str) -> Iterator[KnownBlock]:

@@ -185,9 +185,9 @@ def gpu_pages_of(config: Any, groups: Any, pool: Any, counters: ConnectorCounter
 
 def _obstacle(config: Any, groups: Any, pool: Any) -> str:
     """Returns why stores cannot wait, or an empty text."""
-    kinds = [kind_of(group.kv_cache_spec) for group in groups.kv_cache_groups]
+    specs = [group.kv_cache_spec for group in groups.kv_cache_groups]
     events, transfer = getattr(config, "kv_events_config", None), config.kv_transfer_config
-    if len(kinds) != 1 or not isinstance(kinds[0], FullAttention):
+    if len(specs) != 1 or not isinstance(kind_of(specs[0]), FullAttention):
         return "the model has layers without full attention"
     if not hasattr(getattr(pool, "free_block_queue", None), "fake_free_list_head"):
         return "this vLLM does not show its free blocks to connectors"

@@ -5,7 +5,7 @@ The layout depends on vLLM's version and the attention backend; it is recognised
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -16,19 +16,23 @@ from pagetier.client.engines.unsupported import UnsupportedError
 from pagetier.client.engines.vllm.group_kinds import has_latents, kind_of, layer_specs
 from pagetier.client.groups import Recurrent
 from pagetier.kernels.layout import engine_layouts
-from pagetier.kernels.layout.cache_layout import CacheLayout, Plane
-from pagetier.kernels.layout.page_layout import PageLayout, Rows, Shard
+from pagetier.kernels.layout.cache_layout import CacheLayout, LayoutError, Plane, cache_of
+from pagetier.kernels.layout.page_layout import OpaqueRow, PageLayout, Rows, Shard
 from pagetier.kernels.layout.slot_map import SlotMap
 from pagetier.kernels.layout.struct_dtypes import token_rows
+from pagetier.kernels.layout.tensors import View, view_of
 from pagetier.kernels.layout.transfer import PagedCache
 
 LayerCache: TypeAlias = Any
 """The cache of one layer: a tensor, or several tensors for recurrent state."""
 
 _NO_SKIP: Final = np.zeros(0, np.uint8)
+_OWN: Final = "of a rank"  # is part of the kinds of planes whose bytes mean something on their own rank only
 
 
-def paged_cache(layers: Sequence[LayerCache], spec: Any, shard: Shard, model_heads: int) -> PagedCache:
+def paged_cache(
+    layers: Sequence[LayerCache], spec: Any, shard: Shard, model_heads: int, page_tokens: int
+) -> PagedCache:
     """Returns the cache of a group on this rank.
 
     Args:
@@ -36,20 +40,25 @@ def paged_cache(layers: Sequence[LayerCache], spec: Any, shard: Shard, model_hea
         spec: The group's KVCacheSpec, of this rank.
         shard: This rank's shard.
         model_heads: KV heads of the whole model; if it has fewer than ranks, several ranks have the same heads.
+        page_tokens: The tokens of a page. Of ranks that divide tokens, each has a part of them.
 
     Raises:
         UnsupportedError: The tensors have other blocks or heads than vLLM specifies.
         LayoutError: The tensors have an unknown shape, or the layout cannot be copied.
     """
     if isinstance(kind_of(spec), Recurrent):
-        return _whole(engine_layouts.states([_several(layer) for layer in layers]), 1, shard, shard.ranks)
+        states = engine_layouts.states([_several(layer) for layer in layers])
+        heads = None if getattr(layer_specs(spec)[0], "tp_replicated", False) else shard.ranks
+        return _whole(states, 1, shard, {layer[0].address: heads for layer in states.by_layer})
+    specs = _specs_of(layers, spec)
+    if any(_states(one) != page_tokens or _slots(one) is not None for one in specs):
+        return _tiled(layers, specs, shard, model_heads)
     cache = engine_layouts.vllm_of_any_version(layers)
-    _check_heads(cache, spec)
-    if spec.block_size % cache.block_tokens:
-        raise UnsupportedError(
-            f"vLLM specifies blocks of {spec.block_size} tokens, its tensors have blocks of {cache.block_tokens}"
-        )
-    return _whole(cache, spec.block_size, shard, 1 if has_latents(spec) else model_heads)
+    by_address = dict(zip((view_of(layer).address for layer in layers), specs, strict=True))
+    for planes in cache.by_layer:
+        _check(planes[0], by_address[planes[0].address])
+    heads_of = {address: 1 if has_latents(one) else model_heads for address, one in by_address.items()}
+    return _whole(cache, page_tokens, shard, heads_of)
 
 
 def slots_to_store(cache: PagedCache, blocks: Sequence[int], page_blocks: int) -> SlotMap:
@@ -77,17 +86,38 @@ def _table(cache: PagedCache, ids: npt.NDArray[np.int32], page_blocks: int) -> n
     return ids if ratio == 1 else np.add.outer(ids * np.int32(ratio), np.arange(ratio, dtype=np.int32)).reshape(-1)
 
 
-def _check_heads(cache: CacheLayout, spec: Any) -> None:
-    """Checks that the planes have as many heads as specified.
+def _specs_of(layers: Sequence[LayerCache], spec: Any) -> tuple[Any, ...]:
+    specs = layer_specs(spec)
+    if len(specs) not in (1, len(layers)):
+        raise UnsupportedError(f"vLLM specifies {len(specs)} layers of a group, which has {len(layers)}")
+    return specs if len(specs) > 1 else specs * len(layers)
+
+
+def _states(spec: Any) -> int:
+    """Returns the states in a block of a layer, which are its tokens unless a state is that of several tokens."""
+    return int(spec.block_size // getattr(spec, "tokens_per_state", 1))
+
+
+def _slots(spec: Any) -> int | None:
+    """Returns the slots of a layer that packs K and V of several heads and tokens together; None for other layers."""
+    slots: int | None = getattr(spec, "num_head_slots", None)
+    return slots
+
+
+def _check(plane: Plane, spec: Any) -> None:
+    """Checks that a layer has as many heads and states as specified.
 
     Some quantised caches have the heads of K and V in one axis, which cannot be divided among ranks.
 
     Raises:
-        UnsupportedError: The numbers of heads differ.
+        UnsupportedError: The numbers differ.
     """
-    specified, found = {one.num_kv_heads for one in layer_specs(spec)}, {plane.heads for plane in cache.planes}
-    if not found <= specified:
-        raise UnsupportedError(f"vLLM specifies {sorted(specified)} heads, its tensors have {sorted(found)} heads")
+    if plane.heads != spec.num_kv_heads:
+        raise UnsupportedError(f"vLLM specifies {spec.num_kv_heads} heads, its tensors have {plane.heads} heads")
+    if _states(spec) % plane.tokens:
+        raise UnsupportedError(
+            f"vLLM specifies blocks of {_states(spec)} tokens, its tensors have blocks of {plane.tokens}"
+        )
 
 
 def _several(layer: LayerCache) -> Sequence[Any]:
@@ -95,12 +125,68 @@ def _several(layer: LayerCache) -> Sequence[Any]:
     return layer if isinstance(layer, (list, tuple)) else [layer]
 
 
-def _whole(cache: CacheLayout, tokens: int, shard: Shard, heads: int) -> PagedCache:
-    """Returns the cache with the page layout of the whole model, which each rank derives from its own cache."""
+def _tiled(layers: Sequence[LayerCache], specs: Sequence[Any], shard: Shard, model_heads: int) -> PagedCache:
+    """Returns the cache of layers whose blocks are copied without looking into them: as tiles.
 
-    def rows(plane: Plane) -> Rows:
-        count = plane.heads * shard.ranks if heads >= shard.ranks else heads
+    Layers with several numbers of states in a block have no rows in common, and the rows of one with fewer states than
+    a page has tokens are no tokens. Where a tile has several heads it means something on its own rank only: engines
+    with other numbers of ranks share no pages.
+    """
+    tiles = [_tile(_four_axes(view_of(layer)), spec) for layer, spec in zip(layers, specs, strict=True)]
+    heads = {
+        view.address: shard.ranks if _OWN in kind else None if has_latents(spec) else model_heads
+        for (kind, view), spec in zip(tiles, specs, strict=True)
+    }
+    return _whole(cache_of([[tile] for tile in tiles]), 1, shard, heads)
+
+
+def _four_axes(view: View) -> View:
+    """Returns a layer with the axes blocks, heads, states, bytes. Raises UnsupportedError if K and V are apart."""
+    if len(view.shape) == 3:
+        return view.grown(1)
+    if len(view.shape) != 4:
+        raise UnsupportedError("pages that are not the tokens of a block need vLLM 0.30 or later")
+    return view
+
+
+def _tile(view: View, spec: Any) -> tuple[str, View]:
+    """Returns the tiles of a layer [blocks, heads, states, bytes] and their kind.
+
+    Each block of vLLM is a token of one or more tiles. The kernels may divide it into smaller blocks.
+
+    Raises:
+        LayoutError: Neither the states of a head in a block are contiguous, nor those of all heads.
+    """
+    blocks, heads, states, width = view.shape
+    stride, head, state, element = view.strides
+    row, parts = width * view.itemsize, _states(spec) // states
+    if element != view.itemsize or _states(spec) % states or not parts or blocks % parts:
+        raise LayoutError(f"a block of {_states(spec)} states cannot be found in a layer of shape {list(view.shape)}")
+    heads_first = states == 1 or state == row
+    if heads_first and (parts == 1 or stride == states * row):
+        shape = (blocks // parts, 1, heads, parts * states * width)
+        tiles = msgspec.structs.replace(view, shape=shape, strides=(parts * stride, 0, head, element))
+        return ("tile" if _slots(spec) is None else f"slot {_OWN}"), tiles
+    dense = (head == states * row) if heads_first else (head == row and state == heads * row)
+    if dense and (parts == 1 or stride == heads * states * row):
+        shape = (blocks // parts, 1, 1, parts * heads * states * width)
+        tiles = msgspec.structs.replace(view, shape=shape, strides=(parts * stride, 0, 0, element))
+        return f"{parts} blocks {_OWN}, {'heads' if heads_first else 'states'} first", tiles
+    raise LayoutError(f"a block of a layer is not contiguous: shape {list(view.shape)}, strides {list(view.strides)}")
+
+
+def _whole(cache: CacheLayout, tokens: int, shard: Shard, heads: Mapping[int, int | None]) -> PagedCache:
+    """Returns the cache with the page layout of the whole model, which each rank derives from its own cache.
+
+    `heads` has the heads of the whole model in a layer by the address of its first plane, None for opaque rows that
+    all ranks have.
+    """
+
+    def rows(plane: Plane, of_model: int | None) -> Rows:
+        if of_model is None:
+            return OpaqueRow.of(plane)
+        count = plane.heads * shard.ranks if of_model >= shard.ranks else of_model
         return Rows(plane.kind, plane.dtype, count, plane.width)
 
-    layout = PageLayout(tokens, tuple(tuple(map(rows, planes)) for planes in cache.by_layer))
-    return PagedCache(cache, layout, shard)
+    layers = [tuple(rows(plane, heads[planes[0].address]) for plane in planes) for planes in cache.by_layer]
+    return PagedCache(cache, PageLayout(tokens, tuple(layers)), shard)

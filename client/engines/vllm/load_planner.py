@@ -25,7 +25,7 @@ def load_command(
     Args:
         tracked: The request.
         found: Its pinned pages.
-        blocks: A row of vLLM's blocks for each group.
+        blocks: A row of blocks for each of vLLM's groups.
         external: The number of tokens that vLLM takes.
     """
     loads = []
@@ -33,7 +33,7 @@ def load_command(
     matches = zip(tracked.groups, found.match.matches, found.match.start_pages, strict=False)  # these groups come first
     for at, (group, match, start) in enumerate(matches):
         first = start + found.begins // group.kind.page_tokens
-        rows = [_targets(group, blocks[at % len(blocks)], page) for page in range(first, first + len(match))]
+        rows = [_targets(group, blocks[group.number], page) for page in range(first, first + len(match))]
         places = [place for place, row in enumerate(rows) if any(row)]
         ids = tuple(block for place in places for block in rows[place])
         begin_only = all(_at_begin_only(rows[place]) for place in places)

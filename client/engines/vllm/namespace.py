@@ -40,6 +40,7 @@ class PageShape(msgspec.Struct, frozen=True):
         backends: The attention backends whose kernels read and write its layers.
         layers: The layers whose state it has.
         context: The tokens whose state it has.
+        number: The number of vLLM's group whose blocks it has; see cached_groups().
         formats: The formats of its layers, see formats_of(). Only the workers know the specifications of all layers:
             where they differ, vLLM gives its scheduler that of the first.
         blocks: vLLM's blocks in a page.
@@ -51,6 +52,7 @@ class PageShape(msgspec.Struct, frozen=True):
     context: ContextShare = ContextShare()
     formats: tuple[str, ...] = ()
     blocks: int = 1
+    number: int = 0
 
     def of_blocks(self, blocks: int) -> PageShape:
         """Returns the shape of a page of so many blocks; this is that of a page of one block."""

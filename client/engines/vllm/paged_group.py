@@ -27,6 +27,7 @@ class PagedGroup(msgspec.Struct, frozen=True):
         every_state: Whether a step leaves a recurrent state at the end of each page that it completes, and not only at
             its own end.
         blocks: The number of vLLM's blocks in a page.
+        number: The number of vLLM's group whose blocks it has. Some of vLLM's groups have no pages, see cached_groups.
     """
 
     kind: Group
@@ -36,6 +37,7 @@ class PagedGroup(msgspec.Struct, frozen=True):
     volatile: int = 0
     every_state: bool = False
     blocks: int = 1
+    number: int = 0
 
     @property
     def block_tokens(self) -> int:

@@ -125,9 +125,6 @@ def require_cacheable(config: Any) -> None:
     reasons = {
         "the model is a pooling model (--runner pooling)": model.runner_type == "pooling",
         "the model has an encoder and a decoder, for which vLLM has no connectors": model.is_encoder_decoder,
-        "DeepSeek V4 keeps one state for several tokens": any(
-            name.startswith("DeepseekV4") for name in model.architectures
-        ),
         "vLLM has switched its prefix caching off (--no-enable-prefix-caching)": (
             not config.cache_config.enable_prefix_caching and not _caches_always(config)
         ),

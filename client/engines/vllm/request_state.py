@@ -124,7 +124,6 @@ class RequestState:
         waited_again: Whether it has waited once more after it found less than it waited for.
         stored: For each group the first page without a store command.
         tables: For each group vLLM's blocks.
-        vllm_groups: The number of vLLM's groups: several divisions of the ranks have as many each.
         said: What the request says of its session.
         learned_hashes: The number of hashes whose pages the events know.
         grain: The number of tokens of which the length of every hit is a multiple.
@@ -153,7 +152,6 @@ class RequestState:
         self.waited_again = False
         self.stored = [0] * len(groups)
         self.tables: list[list[int]] = [[] for _ in groups]
-        self.vllm_groups = len(groups)
         self.grain = grain_of(group.kind for group in groups)
         self.learned_hashes = 0
         self._planned_until = self._completes_next = 0
@@ -162,21 +160,24 @@ class RequestState:
         self._last = b""
 
     def set_tables(self, tables: Sequence[Sequence[int]]) -> None:
-        """Replaces the blocks by those of vLLM's groups. Each division of the ranks has a group for each of them."""
-        self.vllm_groups = len(tables)
-        self.tables = [list(tables[self.table_of(at)]) for at in range(len(self.groups))]
+        """Replaces the blocks by those of vLLM's groups. All divisions of the ranks have the same blocks."""
+        self.tables = [list(tables[group.number]) for group in self.groups]
 
     def extend_tables(self, tables: Sequence[Sequence[int]], *, resumed: bool) -> None:
         """Adds blocks of vLLM's groups; a request that is resumed has no others."""
         if resumed:
             self.set_tables(tables)
             return
-        for at, table in enumerate(self.tables):
-            table.extend(tables[self.table_of(at)])
+        for group, table in zip(self.groups, self.tables, strict=True):
+            table.extend(tables[group.number])
 
-    def table_of(self, at: int) -> int:
-        """Returns the number of the group among vLLM's groups."""
-        return at % self.vllm_groups
+    def first_block_after(self, number: int, tokens: int) -> int:
+        """Returns the first block of vLLM's group `number` that has none of the first `tokens` tokens.
+
+        It is 0 for a group without pages: its blocks are those of the request alone.
+        """
+        blocks = (group.block_tokens for group in self.groups if group.number == number)
+        return tokens // next(blocks, tokens + 1)
 
     @property
     def keys(self) -> list[Keys]:
@@ -214,7 +215,7 @@ class RequestState:
         pages = tokens // group.kind.page_tokens
         if group.hashes != group.blocks or pool is None or not pages:
             return None
-        return pool.get_cached_block(hashes[pages * group.hashes - 1], [0]) is not None
+        return pool.get_cached_block(hashes[pages * group.hashes - 1], [group.number]) is not None
 
     def mark_stored(self, tokens: int) -> None:
         """Records that the first `tokens` tokens are cached and need not be stored."""

@@ -124,7 +124,7 @@ class SchedulerHalf:
 
         Args:
             request: vLLM's Request.
-            blocks: A row of blocks for each group.
+            blocks: A row of blocks for each of vLLM's groups.
             external: The number of tokens to load into them.
         """
         tracked = self._track(request)

@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import cycle
 from secrets import token_hex
 from typing import Any
 
@@ -22,9 +21,9 @@ from pagetier.client.engines.unsupported import UnsupportedError
 from pagetier.client.engines.vllm.arriving_pages import PrefixCache
 from pagetier.client.engines.vllm.draft_model import draft_model_of, weights_sources
 from pagetier.client.engines.vllm.engine_log import describe_cache
-from pagetier.client.engines.vllm.events import VllmEvents, prefix_cache_resets
+from pagetier.client.engines.vllm.events import KnownPage, VllmEvents, prefix_cache_resets
 from pagetier.client.engines.vllm.gpu_pages import gpu_pages_of
-from pagetier.client.engines.vllm.group_kinds import has_every_state
+from pagetier.client.engines.vllm.group_kinds import cached_groups, has_every_state
 from pagetier.client.engines.vllm.kv_tensors import LayerCache, paged_cache
 from pagetier.client.engines.vllm.lora import LoraAdapters
 from pagetier.client.engines.vllm.namespace import PageShape, backends_of, formats_of, namespace_of
@@ -37,6 +36,7 @@ from pagetier.client.engines.vllm.tier_reads import ReadLimits
 from pagetier.client.engines.vllm.worker import RankGroup, WorkerHalf, Zeroing
 from pagetier.client.engines.weights import ModelIdentity, started_ns
 from pagetier.client.engines.weights_thread import WeightsThread
+from pagetier.client.groups import Group
 from pagetier.client.keys import Namespace
 from pagetier.client.load_or_compute import load_modes
 from pagetier.client.reconnect import LinkEvent
@@ -108,18 +108,19 @@ def open_worker(config: Any, groups: Any, tensors: Mapping[str, LayerCache], set
     _check(config)
     share = share_of(config.parallel_config)
     heads = config.model_config.get_total_num_kv_heads()
-    check_prefill(config.parallel_config, [group.kv_cache_spec for group in groups.kv_cache_groups])
+    cached = cached_groups(groups)
+    check_prefill(config.parallel_config, [group.kv_cache_spec for group in cached.values()])
     caches = []
-    for group in groups.kv_cache_groups:
+    for group in cached.values():
         spec, names = group.kv_cache_spec, group.layer_names
-        kind_in(spec, share.context)
+        page_tokens = kind_in(spec, share.context).page_tokens
         if not names:
             raise UnsupportedError("a pipeline stage without layers of one of the model's kinds is not supported")
-        caches.append(paged_cache([tensors[name] for name in names], spec, share.heads, heads))
+        caches.append(paged_cache([tensors[name] for name in names], spec, share.heads, heads, page_tokens))
     client = _client(settings, AttachmentLog(log, settings.origin).on_rejected)
     rank_groups = []
-    for group, cache in zip(groups.kv_cache_groups, caches, strict=True):
-        namespace = namespace_of(config, group, _shape(config, group, cache), ModelIdentity(), "")
+    for (number, group), cache in zip(cached.items(), caches, strict=True):
+        namespace = namespace_of(config, group, _shape(config, number, group, cache), ModelIdentity(), "")
         rank_groups.append(RankGroup(cache, namespace, open_copier(client, cache)))
     first = share.division * len(rank_groups)
     return WorkerHalf(client, rank_groups, _events(rank_groups), _zeroing(rank_groups, groups), first)
@@ -127,10 +128,8 @@ def open_worker(config: Any, groups: Any, tensors: Mapping[str, LayerCache], set
 
 def shapes_of(config: Any, groups: Any, worker: WorkerHalf) -> tuple[PageShape, ...]:
     """Returns the shapes of this worker's pages of one block, from which the scheduler chooses the blocks of a page."""
-    return tuple(
-        _shape(config, group, rank_group.cache)
-        for group, rank_group in zip(groups.kv_cache_groups, worker.rank_groups, strict=True)
-    )
+    pairs = zip(cached_groups(groups).items(), worker.rank_groups, strict=True)
+    return tuple(_shape(config, number, group, rank_group.cache) for (number, group), rank_group in pairs)
 
 
 def use_pages(
@@ -184,8 +183,7 @@ def open_scheduler(
     def opened(identity: ModelIdentity) -> SchedulerHalf:
         paged = paged_groups(identity)
         private = () if identity.weights else [group.namespace for group in paged]
-        shares = len(paged) // len(groups.kv_cache_groups)
-        events = _kv_cache_events(config, groups, client, pool, settings, shares=shares)
+        events = _kv_cache_events(config, groups, client, pool, settings, paged)
         limits = ReadLimits(settings.disk_timeout, settings.fleet_limits, load_modes(settings.load))
         half = SchedulerHalf(client, paged, limits, events, private, prefix_cache_of(config))
         half.pool = pool
@@ -207,12 +205,12 @@ def namespaces_of(
     Args:
         config: vLLM's VllmConfig.
         groups: vLLM's KVCacheConfig.
-        shapes: The page shape of each group, of one or more divisions of the ranks.
+        shapes: The page shape of each group with pages, of one or more divisions of the ranks.
         identity: The identity of the model, which the scheduler determines.
         salt: The salt of the namespaces.
     """
-    pairs = zip(cycle(groups.kv_cache_groups), shapes, strict=False)
-    return tuple(namespace_of(config, group, shape, identity, salt) for group, shape in pairs)
+    named = groups.kv_cache_groups
+    return tuple(namespace_of(config, named[shape.number], shape, identity, salt) for shape in shapes)
 
 
 def _paged_groups(
@@ -220,21 +218,27 @@ def _paged_groups(
 ) -> list[PagedGroup]:
     strong = str(getattr(config.cache_config, "prefix_caching_hash_algo", "")).startswith("sha256")
     paged = []
-    for group, shape, namespace in zip(cycle(groups.kv_cache_groups), shapes, namespaces, strict=False):
-        of_block = kind_in(group.kv_cache_spec, shape.context)
+    for shape, namespace in zip(shapes, namespaces, strict=True):
+        group, of_block = groups.kv_cache_groups[shape.number], _kind_of_block(groups, shape)
         kind = msgspec.structs.replace(of_block, page_tokens=of_block.page_tokens * shape.blocks)
         volatile = int(getattr(group, "is_eagle_group", False))
         hashes, every = kind.page_tokens // hash_tokens, has_every_state(group.kv_cache_spec)
-        paged.append(PagedGroup(kind, namespace, hashes, strong, volatile, every_state=every, blocks=shape.blocks))
+        paged.append(PagedGroup(kind, namespace, hashes, strong, volatile, every, shape.blocks, shape.number))
     return paged
 
 
 def _blocks_of_page(groups: Any, shapes: Sequence[PageShape]) -> int:
-    """Returns how many blocks form a page, in all groups and divisions of the ranks."""
-    pairs = zip(cycle(groups.kv_cache_groups), shapes, strict=False)
-    return blocks_of_page(
-        [BlockGroup(kind_in(group.kv_cache_spec, shape.context), shape.page.nbytes) for group, shape in pairs]
-    )
+    """Returns how many blocks form a page, in all groups and divisions of the ranks.
+
+    Blocks that are copied as a whole are pages of their own.
+    """
+    if any(shape.page.tokens == 1 for shape in shapes):
+        return 1
+    return blocks_of_page([BlockGroup(_kind_of_block(groups, shape), shape.page.nbytes) for shape in shapes])
+
+
+def _kind_of_block(groups: Any, shape: PageShape) -> Group:
+    return kind_in(groups.kv_cache_groups[shape.number].kv_cache_spec, shape.context)
 
 
 def announces(config: Any, settings: ConnectorSettings) -> bool:
@@ -246,19 +250,20 @@ def announces(config: Any, settings: ConnectorSettings) -> bool:
 
 
 def _kv_cache_events(
-    config: Any, groups: Any, client: Client, pool: Any, settings: ConnectorSettings, *, shares: int
+    config: Any, groups: Any, client: Client, pool: Any, settings: ConnectorSettings, paged: Sequence[PagedGroup]
 ) -> VllmEvents | None:
-    """Returns the events, if any are to be announced. `shares` is the number of divisions of the ranks."""
+    """Returns the events, if any are to be announced. `paged` has the groups of all divisions of the ranks."""
     if not announces(config, settings):
         return None
-    specs = [group.kv_cache_spec for group in groups.kv_cache_groups]
-    return VllmEvents(LocationChanges(client, settings.events_lease, shares=shares), specs, prefix_cache_resets(pool))
+    specs = {group.number: groups.kv_cache_groups[group.number].kv_cache_spec for group in paged}
+    changes = LocationChanges[KnownPage](client, settings.events_lease, shares=len(paged) // len(specs))
+    return VllmEvents(changes, specs, prefix_cache_resets(pool))
 
 
-def _shape(config: Any, group: Any, cache: PagedCache) -> PageShape:
+def _shape(config: Any, number: int, group: Any, cache: PagedCache) -> PageShape:
     context = share_of(config.parallel_config).context
     layers, formats = tuple(group.layer_names), formats_of(group.kv_cache_spec)
-    return PageShape(cache.page, backends_of(config, group), layers, context, formats)
+    return PageShape(cache.page, backends_of(config, group), layers, context, formats, number=number)
 
 
 def _client(settings: ConnectorSettings, on_link: Callable[[LinkEvent], None]) -> Client:
@@ -285,7 +290,8 @@ def _events(rank_groups: Sequence[RankGroup]) -> Callable[[], object]:
 def _zeroing(rank_groups: Sequence[RankGroup], groups: Any) -> Zeroing:
     """Returns when blocks are zeroed. On GPUs the model runner zeroes blocks of hybrid models before stores end."""
     zeroes = rank_groups[0].cache.cache.device != "cpu" and getattr(groups, "needs_kv_cache_zeroing", True)
-    return Zeroing.BEFORE_STORES_END if zeroes and len(rank_groups) > 1 else Zeroing.AFTER_STORES_END
+    several = len(groups.kv_cache_groups) > 1
+    return Zeroing.BEFORE_STORES_END if zeroes and several else Zeroing.AFTER_STORES_END
 
 
 def _recorded(device: str) -> object:

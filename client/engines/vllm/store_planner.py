@@ -47,15 +47,15 @@ def blocks_of_others(
 
     Args:
         tracked: The requests.
-        given: By request, rows of vLLM's blocks for each group: of requests that were not computed before.
+        given: By request, a row of blocks for each of vLLM's groups: of requests that were not computed before.
         output: vLLM's SchedulerOutput.
     """
     for name, rows in given.items():
         one = tracked.get(name)
         if one is None or (name in output.num_scheduled_tokens and one.request.num_computed_tokens <= one.computed):
             continue
-        for group, row in zip(one.groups, rows, strict=False):
-            first = one.computed // group.block_tokens
+        for number, row in enumerate(rows):
+            first = one.first_block_after(number, one.computed)
             yield from (int(block.block_id) for block in row[first:] if not block.is_null)
 
 
@@ -94,7 +94,7 @@ def late_store_commands(tracked: RequestState, tables: Sequence[Sequence[int]]) 
 
     Args:
         tracked: The request.
-        tables: For each group the blocks that it still has.
+        tables: For each of vLLM's groups the blocks that it still has.
     """
     request = tracked.request
     if tracked.loading or tracked.is_new:  # nothing was computed, and another connector may not have ended its load
@@ -174,7 +174,7 @@ def _offered(one: RequestState, at: int, offers: Sequence[Any]) -> Iterator[Stor
     tokens, keys = one.groups[at].kind.page_tokens, one.keys[at]
     for group, block, boundary in offers:
         page = boundary // tokens - 1
-        if group == one.table_of(at) and block and boundary % tokens == 0 and one.stored[at] <= page < len(keys):
+        if group == one.groups[at].number and block and boundary % tokens == 0 and one.stored[at] <= page < len(keys):
             yield _command(one, at, page, keys, (block,))
 
 
@@ -182,6 +182,6 @@ def _fresh(new: Any, one: RequestState | None) -> Iterator[int]:
     """Yields the blocks of a new request without its computed prefix; all blocks if the request is not tracked."""
     if one is not None:
         one.set_tables(new.block_ids)
-    for at, table in enumerate(new.block_ids):
-        first = new.num_computed_tokens // one.groups[at].block_tokens if one is not None else 0
+    for number, table in enumerate(new.block_ids):
+        first = one.first_block_after(number, new.num_computed_tokens) if one is not None else 0
         yield from table[first:]

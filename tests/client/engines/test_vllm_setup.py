@@ -104,7 +104,7 @@ def test_the_failure_policy_becomes_recompute(given: str) -> None:
         ({}, {}, ""),
         ({"runner_type": "pooling"}, {}, "pooling model"),
         ({"is_encoder_decoder": True}, {}, "an encoder and a decoder"),
-        ({"architectures": ["DeepseekV4ForCausalLM"]}, {}, "DeepSeek V4"),
+        ({"architectures": ["DeepseekV4ForCausalLM"]}, {}, ""),
         ({}, {"cache_config": SimpleNamespace(enable_prefix_caching=False)}, "prefix caching off"),
         ({}, {"attention_config": SimpleNamespace(hisparse_config=object())}, "hisparse_config"),
         ({}, {"speculative_config": SimpleNamespace(method="custom_class")}, "--speculative-config"),
@@ -156,7 +156,6 @@ def test_each_spec_has_its_kind_of_state() -> None:
         MambaSpec(16, "none"),
         MambaSpec(16, "all", num_speculative_blocks=2),
         UniformTypeKVCacheSpecs(16, {"a": FullAttentionSpec(16), "b": SlidingWindowSpec(16, 48)}),
-        MLAAttentionSpec(16, tokens_per_state=4),
     ],
 )
 def test_unsupported_specs_are_rejected(spec: Any) -> None:
@@ -167,11 +166,11 @@ def test_unsupported_specs_are_rejected(spec: Any) -> None:
 def test_tensors_of_unknown_shape_are_rejected() -> None:
     cache = heads_first()
     with pytest.raises(LayoutError, match="shape"):
-        paged_cache([layer[0, 0] for layer in cache.layers], cache.spec, Shard(0, 1), HEADS)
+        paged_cache([layer[0, 0] for layer in cache.layers], cache.spec, Shard(0, 1), HEADS, 16)
     with pytest.raises(UnsupportedError, match="specifies blocks of 24 tokens, its tensors have blocks of 16"):
-        paged_cache(cache.layers, FullAttentionSpec(24), Shard(0, 1), HEADS)
+        paged_cache(cache.layers, FullAttentionSpec(24), Shard(0, 1), HEADS, 24)
     with pytest.raises(UnsupportedError, match="heads"):
-        paged_cache(cache.layers, FullAttentionSpec(16, num_kv_heads=1), Shard(0, 1), 1)
+        paged_cache(cache.layers, FullAttentionSpec(16, num_kv_heads=1), Shard(0, 1), 1, 16)
 
 
 # --- Namespaces

@@ -55,6 +55,19 @@ def test_pages_of_every_cache_shape_are_stored_and_loaded(name: str, client: Cli
             assert same(target.page(block), before[block]), f"block {block} was not part of the load"
 
 
+@pytest.mark.parametrize("name", ["heads first", "tokens first in memory", "smaller blocks", "latents with a head"])
+def test_ranks_that_divide_tokens_have_a_part_of_each_page(name: str, client: Client) -> None:
+    salt, source, target = token_hex(8), CACHES[name](), CACHES[name]()
+    source.fill(1)
+    storing, loading = (worker_of(client, cache, salt=salt, contexts=2) for cache in (source, target))
+    storing.store([store_command(storing, 0, BLOCKS_TO_STORE)])
+    ends(storing)
+    loading.load([load_command(loading, client, (0, BLOCKS_TO_LOAD))])
+    assert not ends(loading).failed
+    for stored, loaded in zip(BLOCKS_TO_STORE, BLOCKS_TO_LOAD, strict=True):
+        assert same(target.page(loaded), source.page(stored))
+
+
 def test_a_rank_executes_the_commands_for_its_own_layers(client: Client) -> None:
     """Two pipeline stages receive the same commands for the groups of both, in the same blocks."""
     salt, sources, targets = token_hex(8), [heads_first(), heads_first()], [heads_first(), heads_first()]

@@ -1,0 +1,84 @@
+"""The table of models in docs/vllm.md, made of what the tests run: `python tests/engines/model_table.py` prints it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, Final
+
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from model_families import FAMILIES, scheduler_groups
+from pagetier.client.engines.unsupported import UnsupportedError
+from pagetier.client.engines.vllm.group_kinds import kind_of, layer_specs
+from tiny_model import RECIPES
+
+ENGINES: Final = {
+    "llama": ("Llama", "full attention"),
+    "gemma3": ("Gemma 3", "full attention, windows"),
+    "gpt_oss": ("gpt-oss", "full attention, windows"),
+    "qwen3_next": ("Qwen3-Next", "full attention, recurrent states"),
+    "deepseek": ("DeepSeek V2, V3", "latents"),
+    "llama4": ("Llama 4", "full attention, attention within chunks"),
+    "glm4_moe": ("GLM-4-MoE", "full attention"),
+}
+"""The models that test_same_answers.py runs."""
+REFUSED: Final = {
+    "CrossAttentionSpec": ("Whisper, BART", "cross attention"),
+    "RSWASpec": ("OCR models", "R-SWA"),
+    "HiddenStateCacheSpec": ("any, with `extract_hidden_states`", "hidden states"),
+    "HiSparseHotSpec": ("any, with `hisparse_config`", "HiSparse"),
+}
+_WORDS: Final = {
+    "FullAttentionSpec": "full attention",
+    "MLAAttentionSpec": "latents",
+    "SlidingWindowSpec": "windows",
+    "SlidingWindowMLASpec": "windows of latents",
+    "MambaSpec": "recurrent states",
+    "CircularBufferSpec": "buffers of a request",
+}
+_EQUAL: Final = "answers are bit-equal in a real engine"
+_COPIED: Final = "planned by vLLM; every byte of the copies, and its scheduler"
+
+
+def table() -> list[str]:
+    """Returns the lines of the table."""
+    assert ENGINES.keys() == RECIPES.keys()
+    equal = [(*ENGINES[name], _EQUAL) for name in RECIPES]
+    copied = [(family, _states_of(family), _COPIED) for family in FAMILIES]
+    refused = [(*REFUSED[name], f"refused: {_reason(name)}") for name in REFUSED]
+    rows = (" | ".join(row) for row in (("model", "state", "tested"), ("--",) * 3, *equal, *copied, *refused))
+    return [f"| {row} |" for row in rows]
+
+
+def _states_of(family: str) -> str:
+    from model_families import planned_groups
+
+    plan = KVCacheConfig(num_blocks=1, kv_cache_tensors=[], kv_cache_groups=planned_groups(FAMILIES[family](1)))
+    cached = set(scheduler_groups(family, 1).prefix_cacheable_group_ids)
+    groups = dict(enumerate(group.kv_cache_spec for group in plan.kv_cache_groups))
+    known = ", ".join(dict.fromkeys(_texts(spec for number, spec in groups.items() if number in cached)))
+    left_out = ", ".join(dict.fromkeys(_texts(spec for number, spec in groups.items() if number not in cached)))
+    return f"{known}; left out: {left_out}" if left_out else known
+
+
+def _texts(groups: Any) -> Iterator[str]:
+    layers = [one for group in groups for one in layer_specs(group)]
+    for name in dict.fromkeys(type(one).__name__ for one in layers):
+        tokens = {getattr(one, "tokens_per_state", 1) for one in layers if type(one).__name__ == name}
+        several = " and ".join(str(count) for count in sorted(tokens) if count > 1)
+        yield _WORDS[name] + (f" (one for {several} tokens)" if several else "")
+
+
+def _reason(name: str) -> str:
+    spec = type(name, (SimpleNamespace,), {})(block_size=16)
+    try:
+        kind_of(spec)
+    except UnsupportedError as error:
+        return str(error)
+    raise AssertionError(f"{name} is accepted")
+
+
+if __name__ == "__main__":
+    sys.stdout.write("".join(f"{line}\n" for line in table()))
