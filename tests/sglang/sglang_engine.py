@@ -38,7 +38,8 @@ class SglangEngine:
     Args:
         spec: The model and the number of ranks.
         socket: The daemon's control socket.
-        extra: Further settings of pagetier. Of `environment` the ranks have their environment variables.
+        extra: Further settings of pagetier. Of `environment` the ranks have their environment variables, of `flags`
+            further settings of SGLang.
     """
 
     def __init__(self, spec: Spec, socket: Path, **extra: Any) -> None:

@@ -230,7 +230,7 @@ class Rank(Faults, Sessions):
         )
 
     def _flags(self, arguments: RankArguments) -> dict[str, Any]:
-        adapters = arguments.extra.pop("lora", None)
+        adapters, more = arguments.extra.pop("lora", None), arguments.extra.pop("flags", {})
         return self._door_flags(arguments.extra) | {
             "device": "cpu",
             "model_path": str(arguments.model),
@@ -238,6 +238,7 @@ class Rank(Faults, Sessions):
             "tp_size": self.spec.ranks,
             "_mamba_cache_chunk_size": self.spec.page,
             "enable_lora": adapters,
+            **more,
         }
 
     def _door_flags(self, extra: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from disk_daemon import DiskDaemon
 from eventually import eventually
 from sglang_engine import SglangEngine
 from sglang_families import SPECS
-from sglang_model import Restored, Spec, computed, whole
+from sglang_model import Restored, Spec, computed, whole, write_config
 
 pytest_plugins = ("sglang_daemon",)
 PAGES = 4
@@ -124,6 +124,39 @@ def test_formats_of_one_size_have_other_pages(daemon: DiskDaemon) -> None:
     for setting in ("index_k_page8", "index_k_rne"):
         with SglangEngine(spec, daemon.socket, change=setting) as engine:
             assert engine.restore(1, PAGES) == computed(spec)
+
+
+@pytest.mark.parametrize("layout", ["", "page_first"])
+def test_engines_with_other_draft_models_have_other_pages(daemon: DiskDaemon, tmp_path: Path, layout: str) -> None:
+    """The weights of a draft model determine its layers in the pages. The doors have the same name for them."""
+    spec = Spec("mha", 16, layout=layout, draft="" if layout else "side")
+    drafts = [write_config(tmp_path / name, spec) for name in ("one", "other")]
+    for folder in drafts:
+        (folder / "model.safetensors").write_bytes(folder.name.encode())
+    target = write_config(tmp_path / "target", spec)
+    (target / "model.safetensors").write_bytes(b"target")
+    engines = [
+        {"weights": "", "flags": {"model_path": str(target), "speculative_draft_model_path": str(draft)}}
+        for draft in drafts
+    ]
+    with SglangEngine(spec, daemon.socket, **engines[0]) as engine:
+        engine.insert(1, PAGES)
+    for extra, wanted in ((engines[1], computed(spec)), (engines[0], whole(spec, PAGES))):
+        with SglangEngine(spec, daemon.socket, **extra) as engine:
+            assert engine.restore(1, PAGES) == wanted
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+@pytest.mark.parametrize("spec", [Spec("dsa", 64), Spec("mha", 16)], ids=lambda spec: spec.name)
+def test_engines_that_share_the_work_of_a_request_share_its_pages(daemon: DiskDaemon, spec: Spec, mode: str) -> None:
+    """An engine for prefill stores and loads. One for decoding stores what others load: SGLang lets it load nothing."""
+    flags = {"disaggregation_mode": mode, "disaggregation_decode_enable_radix_cache": mode == "decode"}
+    with SglangEngine(spec, daemon.socket, flags=flags) as engine:
+        engine.insert(1, PAGES)
+        engine.reset()
+        assert engine.restore(1, PAGES) == (whole(spec, PAGES) if mode == "prefill" else computed(spec))
+    with SglangEngine(spec, daemon.socket) as engine:
+        assert engine.restore(1, PAGES) == whole(spec, PAGES)
 
 
 def test_the_document_has_the_tables() -> None:

@@ -64,7 +64,7 @@ def tokens_by_tier(host: FleetHost) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "dsa"])
 def test_the_linker_finds_what_another_host_has_stored(
     hosts: tuple[FleetHost, FleetHost], kind: str, ranks: int
 ) -> None:

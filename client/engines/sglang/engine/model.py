@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import torch
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.configs.model_config import ModelConfig
@@ -81,8 +82,10 @@ def _draft_model(server: Any) -> Any:
 
 
 def this_engine() -> EngineFacts:
-    """Returns what the engine of this process computes with."""
-    return engine_facts(get_server_args())
+    """Returns what the engine of this process computes with. HiCache has the layers of a draft model in its pages."""
+    server = get_server_args()
+    draft = _draft_model(server) if resolving_view(server).speculative_draft_model_path else None
+    return msgspec.structs.replace(engine_facts(server), draft=draft)
 
 
 def heads_of(facts: EngineFacts) -> Callable[[str], int]:
