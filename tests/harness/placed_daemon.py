@@ -71,8 +71,8 @@ class PlacedDaemon(RunningDaemon):
 @contextmanager
 def placed(*what: str) -> Iterator[PlacedDaemon]:
     """Yields a daemon without a quarantine, to which another user may attach."""
-    daemon = PlacedDaemon("16MiB", "64KiB", before=within(*what))
-    daemon.config.write_text(f'[store]\nquarantine = "1ms"\n[access]\nusers = [{ALICE}]\nsocket_mode = "0666"\n')
+    daemon = PlacedDaemon("16MiB", "64KiB", "--constant", "store.quarantine=0.001", before=within(*what))
+    daemon.config.write_text(f'[access]\nusers = [{ALICE}]\nsocket_mode = "0666"\n')
     Path(daemon.folder.name).chmod(0o755)
     with daemon:
         yield daemon

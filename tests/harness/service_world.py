@@ -19,7 +19,7 @@ LOG = "/var/log/pagetierd.log"
 SOCKET = "/run/pagetier/pagetier.sock"
 PAGES = 40
 SMALL = '[arena]\nsize = "16MiB"\nframe_size = "64KiB"\n[access]\ngroups = ["pagetier"]\n'
-DISK = SMALL + '[disk]\npath = "/var/lib/pagetier"\nsize = "64MiB"\nenvironments = 2\n'
+DISK = SMALL + '[disk]\npath = "/var/lib/pagetier"\nsize = "64MiB"\n'
 WHERE_TESTS_ARE = """[Service]
 Environment=PYTHONPATH=/opt/pagetier/src:/opt/site LD_LIBRARY_PATH=/opt/python/lib
 StandardOutput=append:{log}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from daemon_constants import PROGRAM
 from memory_cgroup import limited
 from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.schema import ArenaOptions, Config, IndexOptions, MetricsOptions
@@ -90,7 +91,7 @@ def test_a_daemon_that_is_said_to_fit_into_a_control_group_is_not_killed_in_it(
     flags = ("--set", f"metrics.listen={tmp_path / 'metrics'}", *disk)
     with limited(LIMIT) as group:
         sizes = ("--set", "arena.frame_size=1MiB", "--arena-size", "2GiB")
-        message = refused(*given, *sizes, *flags, before=group.before)
+        message = refused(*given, *sizes, *flags, code=PROGRAM, before=group.before)
         assert "of which the daemon's processes take" in message
         (fits,) = re.findall(r'would fit: arena.size = "(\w+)"', message)
         with RunningDaemon(fits, "1MiB", *flags, before=group.before) as daemon, daemon.client() as client:
