@@ -53,6 +53,7 @@ class Lookup(msgspec.Struct, frozen=True):
         disk_tokens: Tokens that were found from that page on, except for those of the fleet.
         missed_tokens: Tokens of full pages that were not found.
         remote_tokens: Tokens that were found from the first page on that came from the fleet.
+        slower_tokens: Those of the missed tokens that disk or fleet have, and that are computed because that is faster.
     """
 
     hit_pages: int
@@ -61,6 +62,7 @@ class Lookup(msgspec.Struct, frozen=True):
     disk_tokens: int
     missed_tokens: int
     remote_tokens: int = 0
+    slower_tokens: int = 0
 
     @property
     def asked_tokens(self) -> int:

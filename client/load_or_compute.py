@@ -76,9 +76,11 @@ class Decision(Enum):
     LOAD = 1
     """The request waits for it."""
     COMPUTE = 2
-    """The request computes it, because loading is slower or is not allowed."""
+    """The request computes it, because loading is slower."""
     PROBE = 3
     """The request computes it, and it is read without a request that waits, to measure the tier."""
+    NEVER = 4
+    """The request computes it, because a setting says so."""
 
 
 class SentRead(msgspec.Struct, eq=False):
@@ -138,7 +140,7 @@ class LoadOrCompute:
             The decision. The caller follows it, since a probe is due seldom.
         """
         if (mode := self._modes[tier]) is not LoadMode.MEASURED:
-            return Decision.LOAD if mode is LoadMode.ALWAYS else Decision.COMPUTE
+            return Decision.LOAD if mode is LoadMode.ALWAYS else Decision.NEVER
         with self._lock:
             speed = self._tiers[tier]
             if speed.expected(len(needed) - awaited, now) <= self._saved(needed):

@@ -189,6 +189,7 @@ class AttachmentCounts(NamedTuple):
     store_ns: int
     bounded: int
     remote_tokens: int
+    slower_tokens: int
 
 @final
 class AttachmentRecord(NamedTuple):
@@ -741,6 +742,7 @@ class Session:
         disk_tokens: int,
         missed_tokens: int,
         remote_tokens: int = 0,
+        slower_tokens: int = 0,
         /,
     ) -> None:
         """Counts one request's lookup over several groups."""

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from pagetier.client.client import Client
-from pagetier.client.engines.prefetch_thread import PrefetchThread, part_of
+from pagetier.client.engines.prefetch_thread import PrefetchThread, ReadEnd, part_of
 from pagetier.client.group_fleet_lookup import GroupLocation, LocatedHit
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.load_or_compute import Decision, LoadOrCompute, LowerTier
@@ -47,6 +47,8 @@ class FleetRead:
         asked_at: When the question was given to the thread, by the clock.
         hit: What is read; None before the answer, and if nothing is.
         read_at: When the read was sent.
+        slower_tokens: The tokens that the fleet has and that are not loaded, because computing them is faster.
+        waker: Wakes the requests that wait for it.
     """
 
     def __init__(self, first_key: bytes, match: GroupMatch, limits: FleetLimits) -> None:
@@ -54,6 +56,8 @@ class FleetRead:
         self.asked_at = clock.now()
         self.hit: LocatedHit | None = None
         self.read_at = math.inf
+        self.slower_tokens = 0
+        self.waker = ReadEnd()
         self._limits = limits
         self._prefetch: Prefetch | None = None
         self._in_time = True
@@ -82,10 +86,13 @@ class FleetRead:
     def end(self) -> None:
         """Ends the question: nothing is read."""
         self._ended = True
+        self.waker.wake()
 
     def begin_read(self, hit: LocatedHit, prefetch: Prefetch, *, in_time: bool) -> None:
         """Records the read that was sent. No request waits for it if it cannot end in time."""
         self.hit, self.read_at, self._in_time, self._prefetch = hit, clock.now(), in_time, prefetch
+        if not in_time:
+            self.waker.wake()
 
 
 class FleetReads:
@@ -157,14 +164,22 @@ class FleetReads:
         if read.hit is not None:
             return  # called twice
         hit, decision = self._decided(location)
-        if hit is None or decision is Decision.COMPUTE:
+        begins = location.match.available_tokens
+        if hit is not None and decision in (Decision.COMPUTE, Decision.PROBE):
+            read.slower_tokens = hit.tokens - begins
+        if hit is None or decision in (Decision.COMPUTE, Decision.NEVER):
             read.end()
             return
-        timeout, begins = max(self.limits.timeout, _LEAST_S), location.match.available_tokens
+        timeout = max(self.limits.timeout, _LEAST_S)
         sent = self._rule.sent(LowerTier.FLEET, hit.tokens - begins, timeout, clock.now())
         prefetch = self._client.prefetch_groups(read.match, timeout, hit)
         read.begin_read(hit, prefetch, in_time=decision is Decision.LOAD)
-        prefetch.call_when_ready(lambda: self._rule.ended(sent, part_of(prefetch), clock.now()))
+
+        def ended() -> None:
+            self._rule.ended(sent, part_of(prefetch), clock.now())
+            read.waker.wake()
+
+        prefetch.call_when_ready(ended)
 
     def _decided(self, location: GroupLocation) -> tuple[LocatedHit | None, Decision]:
         """Returns the longest hit that can come in time, and what becomes of it."""

@@ -15,11 +15,35 @@ from pagetier.client.prefetch import Prefetch
 _MOST_HINTS: Final = 256
 
 
-class PendingPrefetch:
-    """A prefetch that waits to be sent, or was sent."""
+class ReadEnd:
+    """Wakes who waits for the end of something. Thread-safe."""
 
-    def __init__(self, sent: Future[Prefetch]) -> None:
-        self._sent = sent
+    def __init__(self) -> None:
+        self._ended = False
+        self._waiting: set[Callable[[], None]] = set()
+
+    def add(self, wake: Callable[[], None]) -> None:
+        """Adds a call for the end, which happens in any thread, or now if it has ended. It never waits or raises."""
+        self._waiting.add(wake)
+        if self._ended:  # after it was added, so that no end is lost
+            wake()
+
+    def wake(self) -> None:
+        """Does all calls, and those that are added later at once."""
+        self._ended = True
+        for wake in tuple(self._waiting):
+            wake()
+
+
+class PendingPrefetch:
+    """A prefetch that waits to be sent, or was sent.
+
+    Attributes:
+        waker: Wakes the requests that wait for it.
+    """
+
+    def __init__(self, sent: Future[Prefetch], waker: ReadEnd) -> None:
+        self._sent, self.waker = sent, waker
 
     @property
     def ready(self) -> bool:
@@ -51,12 +75,21 @@ class PrefetchThread:
         Returns:
             A handle that reports the end of the prefetch.
         """
-        return PendingPrefetch(self._thread.submit(self._prefetch, match, timeout, ended))
+        waker = ReadEnd()
 
-    def _prefetch(self, match: GroupMatch, timeout: float, ended: Callable[[float], None]) -> Prefetch:
-        prefetch = self._client.prefetch_groups(match, timeout)
-        prefetch.call_when_ready(lambda: ended(part_of(prefetch)))
-        return prefetch
+        def prefetch() -> Prefetch:
+            sent = self._client.prefetch_groups(match, timeout)
+
+            def end() -> None:
+                ended(part_of(sent))
+                waker.wake()
+
+            sent.call_when_ready(end)
+            return sent
+
+        future = self._thread.submit(prefetch)
+        future.add_done_callback(lambda done: waker.wake() if done.cancelled() or done.exception() else None)
+        return PendingPrefetch(future, waker)
 
     def run(self, call: Callable[[], object]) -> bool:
         """Calls a function on the thread. Returns whether it will be called: it is not after close()."""

@@ -129,6 +129,7 @@ class LookupStats(msgspec.Struct, frozen=True, kw_only=True):
             the first page on disk on.
         remote_tokens: Tokens of pages that were only in the fleet, and were loaded by an engine's connector.
         missed_tokens: All other tokens, including those on disk that were not read in time or not waited for.
+        slower_tokens: Those of them that disk or fleet have, and that an engine has computed because that is faster.
     """
 
     lookups: int
@@ -136,6 +137,7 @@ class LookupStats(msgspec.Struct, frozen=True, kw_only=True):
     disk_tokens: int
     missed_tokens: int
     remote_tokens: int = 0
+    slower_tokens: int = 0
 
     @property
     def disk_hit_ratio(self) -> float | None:
@@ -158,7 +160,8 @@ class LookupStats(msgspec.Struct, frozen=True, kw_only=True):
         beyond = self.disk_tokens + self.remote_tokens
         shares = ", ".join(f"{tokens / total:.1%} {where}" for where, tokens in tiers if tokens and beyond)
         found = f"{self.found_tokens / total:.1%} of the looked-up tokens found"
-        return f"{found} ({shares})" if shares else found
+        slower = f", {self.slower_tokens / total:.1%} computed because loading is slower" if self.slower_tokens else ""
+        return (f"{found} ({shares})" if shares else found) + slower
 
 
 class StoreStats(msgspec.Struct, frozen=True, kw_only=True):

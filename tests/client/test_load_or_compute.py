@@ -139,9 +139,9 @@ def test_a_part_of_a_prefix_comes_in_time() -> None:
 def test_a_setting_overrides_what_was_measured(slow: bool) -> None:
     world = World(read=1.0 if slow else 0.0)
     assert decided(taught(world, "always"), 1000) is Decision.LOAD
-    assert decided(taught(world, "never"), 1000) is Decision.COMPUTE
+    assert decided(taught(world, "never"), 1000) is Decision.NEVER
     mixed = taught(world, "disk=always" if slow else "disk=never")
-    assert decided(mixed, 1000) is (Decision.LOAD if slow else Decision.COMPUTE)
+    assert decided(mixed, 1000) is (Decision.LOAD if slow else Decision.NEVER)
     assert mixed.asks(LowerTier.DISK, range(1000), 0.5) is slow
     assert mixed.decide(LowerTier.FLEET, range(1000), 0.5) is Decision.LOAD, "it is measured, and nothing is known"
 

@@ -114,7 +114,7 @@ def test_a_match_is_counted_when_the_caller_reports_it() -> None:
     tokens, _, pins = world.match()
     assert tokens == 4 and [len(held) for held in pins] == [4, 1]
     assert world.counts() == before
-    world.session.count_lookup(5, 4, 3, 2, 1, 6)
+    world.session.count_lookup(5, 4, 3, 2, 1, 6, 7)
     assert increased(before, world.counts()) == {
         "lookups": 1,
         "hit_pages": 5,
@@ -123,6 +123,7 @@ def test_a_match_is_counted_when_the_caller_reports_it() -> None:
         "disk_tokens": 2,
         "remote_tokens": 6,
         "missed_tokens": 1,
+        "slower_tokens": 7,
     }
 
 

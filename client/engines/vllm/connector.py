@@ -221,12 +221,12 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         It always is: no request is computed in a step that loads it, because that would corrupt recurrent state.
         """
         self._open_if_identified()
-        if self._scheduler is None:
-            return 0, False
-        self._scheduler.expect(request, num_computed_tokens)
+        if (half := self._scheduler) is None or half.sleeps(request, num_computed_tokens):
+            return (0 if half is None else None), False
+        half.expect(request, num_computed_tokens)
         if getattr(request, "skip_reading_prefix_cache", False) or not self._directions.loads:
             return 0, False
-        tokens = self._scheduler.matched(request, num_computed_tokens)
+        tokens = half.matched(request, num_computed_tokens)
         return tokens, bool(tokens)
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:

@@ -10,11 +10,14 @@ import msgspec
 from pagetier.client.client import Client
 from pagetier.client.engines.vllm.request_state import LoadedTokens, RequestState
 from pagetier.client.group_match import GroupMatch
+from pagetier.client.load_or_compute import LowerTier
 
 HELP: Final = {
     "memory_tokens": "Prompt tokens loaded from pagetier's memory.",
     "disk_tokens": "Prompt tokens loaded from pagetier's disk.",
     "remote_tokens": "Prompt tokens loaded from pagetier's fleet.",
+    "disk_slower_tokens": "Prompt tokens on pagetier's disk that were computed because loading them was slower.",
+    "remote_slower_tokens": "Prompt tokens in pagetier's fleet that were computed because loading them was slower.",
     "stored_pages": "Pages, or parts of pages, stored in pagetier.",
     "wrong_hints": "Requests whose hints were wrong and therefore ignored.",
     "unstored_pages": 'Pages that left the GPU before they could be stored, with "store": "on_eviction".',
@@ -69,6 +72,7 @@ class LookupCounts:
             return
         tracked.counted = True
         missed = max(0, tracked.lookup.asked_tokens - tracked.computed - taken.tokens)
+        slower = self._slower(tracked, missed)
         self._client.count_lookup(
             msgspec.structs.replace(
                 tracked.lookup,
@@ -76,6 +80,15 @@ class LookupCounts:
                 disk_tokens=taken.from_disk,
                 missed_tokens=missed,
                 remote_tokens=taken.from_fleet,
+                slower_tokens=sum(slower.values()),
             )
         )
         self._counters.hit(taken)
+        for tier, tokens in slower.items():
+            self._counters.add(f"{tier}_slower_tokens", tokens)
+
+    def _slower(self, tracked: RequestState, missed: int) -> dict[LowerTier, int]:
+        """Returns how many of the missed tokens each tier has that was slower than computing."""
+        on_disk = min(missed, tracked.slower_on_disk)
+        fleet = tracked.fleet.slower_tokens if tracked.fleet is not None else 0
+        return {LowerTier.DISK: on_disk, LowerTier.FLEET: min(missed - on_disk, fleet)}

@@ -105,8 +105,10 @@ class RequestState:
         early: The read from disk that it has begun when it arrived.
         prefetch: The read from disk for which it waits, or has waited.
         disk_wait_ends: The time until which it waits for the disk, by the clock.
+        slower_on_disk: Its tokens on disk that are not loaded, because computing them is faster.
         fleet: The question to the fleet for its pages, and the read of them.
         fleet_wait_begins: The time from which on it waits for the fleet; 0 before it waits.
+        wakes_at: The time until which it waits whatever vLLM asks, by the clock; a read that ends sets it to 0.
         asks_fleet_again: Whether it may ask once more, because it shared the question of another request.
         from_memory: The tokens that its first match found in memory; -1 before.
         on_host: The tokens that its first match found in memory or on disk.
@@ -137,7 +139,8 @@ class RequestState:
         self.early: PendingPrefetch | None = None
         self.prefetch: PendingPrefetch | None = None
         self.fleet: FleetRead | None = None
-        self.disk_wait_ends = self.fleet_wait_begins = 0.0
+        self.disk_wait_ends = self.fleet_wait_begins = self.wakes_at = 0.0
+        self.slower_on_disk = 0
         self.asks_fleet_again = True
         self.from_memory = self.on_host = -1
         self.loading = False
@@ -158,6 +161,10 @@ class RequestState:
         self._keys = [Keys(group.namespace, b"") for group in groups]
         self._hashed = 0
         self._last = b""
+
+    def wake(self) -> None:
+        """Lets the next question of vLLM find out what has become of a read. Called in any thread."""
+        self.wakes_at = 0.0
 
     def set_tables(self, tables: Sequence[Sequence[int]]) -> None:
         """Replaces the blocks by those of vLLM's groups. All divisions of the ranks have the same blocks."""
@@ -254,6 +261,7 @@ class RequestState:
     def exclude(self) -> None:
         """Prevents all further stores: the weights have changed, or another connector may have loaded wrong tokens."""
         self.stored = [_NEVER] * len(self.groups)
+        self.wake()
 
     def release_hit(self) -> None:
         """Releases the pinned pages unless a load is in progress."""

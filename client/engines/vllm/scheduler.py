@@ -97,6 +97,11 @@ class SchedulerHalf:
             self._lookups.record(tracked, match, 0)
         match.release()
 
+    def sleeps(self, request: Any, computed: int) -> bool:
+        """Returns whether a request still waits for a read, as when it was matched last. It is a cheap check."""
+        tracked = self._tracked.get(request.request_id)
+        return tracked is not None and tracked.computed == computed and clock.now() < tracked.wakes_at
+
     def matched(self, request: Any, computed: int) -> int | None:
         """Returns how many tokens can be loaded after the `computed` ones, or None if vLLM must ask again later."""
         tracked = self._track_again(request)
@@ -204,8 +209,7 @@ class SchedulerHalf:
 
     def by_tier(self, request: Any, external: int) -> LoadedTokens:
         """Returns where the tokens come from that a request loads."""
-        tracked = self._tracked.get(request.request_id)
-        found = tracked.found if tracked is not None else None
+        found = tracked.found if (tracked := self._tracked.get(request.request_id)) is not None else None
         return found.taken(external) if found is not None else LoadedTokens(external, external)
 
     def renew(self) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from pagetier.client.client import Client
 from pagetier.client.engines.fleet_reads import FleetLimits, FleetReads
-from pagetier.client.engines.prefetch_thread import PendingPrefetch, PrefetchThread
+from pagetier.client.engines.prefetch_thread import PendingPrefetch, PrefetchThread, ReadEnd
 from pagetier.client.engines.vllm.request_state import RequestState
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.load_or_compute import Decision, LoadMode, LoadOrCompute, LowerTier
@@ -72,7 +72,7 @@ class TierReads:
         """
         reads_disk = disk and match.available_tokens > match.tokens
         decision = self._decide_disk(match, match.tokens, clock.now()) if reads_disk else Decision.LOAD
-        if reads_disk and decision is not Decision.COMPUTE:
+        if reads_disk and decision in (Decision.LOAD, Decision.PROBE):
             tracked.early = self._read_disk(match)
         asks = fleet and decision is Decision.LOAD and self._ask_fleet(tracked, match, 0)
         return asks or tracked.early is not None
@@ -89,7 +89,7 @@ class TierReads:
             Whether it waits.
         """
         if tracked.prefetch is not None and not tracked.prefetch.ready and now < tracked.disk_wait_ends:
-            return True
+            return _sleep(tracked, tracked.prefetch.waker, tracked.disk_wait_ends)
         limits = self.fleet.limits
         if tracked.fleet is None or not limits.timeout:
             return False
@@ -101,7 +101,10 @@ class TierReads:
             if hit.tokens - known_tokens < limits.least:
                 return False
             longest = min(longest, self.rule.longest_wait(LowerTier.FLEET, needed))
-        return now < tracked.fleet_wait_begins + limits.ask_timeout + longest and tracked.fleet.waits(now)
+        ends = tracked.fleet_wait_begins + limits.ask_timeout + longest
+        if now >= ends or not tracked.fleet.waits(now):
+            return False
+        return _sleep(tracked, tracked.fleet.waker, min(ends, tracked.fleet.due))
 
     def begin(self, tracked: RequestState, match: GroupMatch, known_tokens: int, now: float) -> bool:
         """Requests the pages after a match, once for each request.
@@ -124,8 +127,7 @@ class TierReads:
             if decision is Decision.LOAD:
                 waits = self._wait_for_disk(tracked, match, range(begins, match.available_tokens), now)
             else:
-                if decision is Decision.PROBE:
-                    self._read_disk(match)
+                self._leave_out(tracked, match, decision, match.available_tokens - begins)
                 return False  # what the fleet has comes after these pages
         return (self._ask_fleet(tracked, match, known_tokens) and bool(self.fleet.limits.timeout)) or waits
 
@@ -135,6 +137,13 @@ class TierReads:
         tracked.prefetch = early if early is not None and not early.ready else self._read_disk(match)
         tracked.disk_wait_ends = now + min(self._disk_timeout, self.rule.longest_wait(LowerTier.DISK, needed))
         return bool(self._disk_timeout)
+
+    def _leave_out(self, tracked: RequestState, match: GroupMatch, decision: Decision, tokens: int) -> None:
+        """Lets a request compute pages on disk. Reads them nevertheless if that is a probe."""
+        if decision is not Decision.NEVER:
+            tracked.slower_on_disk = tokens
+        if decision is Decision.PROBE:
+            self._read_disk(match)
 
     def _decide_disk(self, match: GroupMatch, begins: int, now: float) -> Decision:
         """Decides what becomes of the pages of a match on disk."""
@@ -169,3 +178,10 @@ class TierReads:
         tracked.asks_fleet_again = tracked.fleet is None and asked.match is not match
         tracked.fleet = asked
         return True
+
+
+def _sleep(tracked: RequestState, waker: ReadEnd, until: float) -> bool:
+    """Lets a request wait until a read ends or its time is over, without a look at it in each step. Returns True."""
+    tracked.wakes_at = until
+    waker.add(tracked.wake)
+    return True

@@ -172,13 +172,13 @@ _Static_assert(sizeof(pt_counts) == 64,
                "the counters of a process are one cache line, which no other process writes to");
 
 /* More counters of a process: tokens of looked-up prompts by the place where they were found, the
- * time that copies between the arena and the engine's memory took (summed over threads), and matches
- * that ended at the header's pin_frames. */
+ * time that copies between the arena and the engine's memory took (summed over threads), matches that
+ * ended at the header's pin_frames, and those missed tokens that were on disk or in the fleet and
+ * were computed, since loading them was slower. */
 typedef struct {
-    pt_a64 memory_tokens, disk_tokens, missed_tokens, load_ns, store_ns, bounded, remote_tokens;
-    pt_a64 spare[1];
+    pt_a64 memory_tokens, disk_tokens, missed_tokens, load_ns, store_ns, bounded, remote_tokens, slower_tokens;
 } pt_uses;
-#define PT_USES 7u
+#define PT_USES 8u
 _Static_assert(sizeof(pt_uses) == 64, "the counters of a process are one cache line");
 
 /* Counters of the daemon. */

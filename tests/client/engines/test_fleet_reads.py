@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pagetier.client.engines.fleet_reads import FleetLimits, FleetRead, FleetReads
+from pagetier.client.engines.prefetch_thread import ReadEnd
 from pagetier.client.engines.vllm.tier_reads import ReadLimits, TierReads
 from pagetier.client.load_or_compute import LoadOrCompute, load_modes
 from virtual_clock import VirtualClock
@@ -38,7 +39,7 @@ class _Thread:
     def submit(self, match: object, timeout: float, ended: Callable[[float], None]) -> Any:
         self.disk_s.append(timeout)
         self._open.append(ended)
-        return SimpleNamespace(ready=False)
+        return SimpleNamespace(ready=False, waker=ReadEnd())
 
     def end_reads(self) -> None:
         for ended in self._open:
@@ -186,7 +187,14 @@ def test_a_read_has_at_least_a_second() -> None:
 
 
 def tracked_of(**fields: Any) -> Any:
-    defaults = {"prefetch": None, "fleet": None, "early": None, "fleet_wait_begins": 0.0, "disk_wait_ends": 0.0}
+    defaults = {
+        "prefetch": None,
+        "fleet": None,
+        "early": None,
+        "fleet_wait_begins": 0.0,
+        "disk_wait_ends": 0.0,
+        "wake": lambda: None,
+    }
     said = SimpleNamespace(prefetch=True)
     return SimpleNamespace(**defaults | {"said": said, "asks_fleet_again": False} | fields)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,6 +73,84 @@ def test_a_request_waits_for_pages_on_disk(clock: VirtualClock) -> None:
     assert eventually(lambda: half.matched(one, 0) == 24)
     assert half.by_tier(one, 24) == LoadedTokens(24, 8)
     assert half.by_tier(one, 20) == LoadedTokens(20, 4)
+
+
+def waiting(half: SchedulerHalf, fake: FakeClient) -> Any:
+    """Returns a request that waits for the disk."""
+    one = request()
+    assert half.matched(one, 0) is None and half.matched(one, 0) is None
+    assert eventually(lambda: bool(fake.calls))
+    return one
+
+
+def test_a_request_that_waits_is_told_of_the_end_of_its_read(clock: VirtualClock) -> None:
+    fake = FakeClient(8, 24)
+    half = half_of(fake)
+    one = waiting(half, fake)
+    assert half.sleeps(one, 0) and not half.sleeps(one, 4), "vLLM's own cache has got more"
+    assert not half.sleeps(request(name="two"), 0)
+    fake.here, fake.answered = 24, True
+    assert half.sleeps(one, 0), "the scheduler looks at no read"
+    for call in fake.calls:
+        call()
+    assert not half.sleeps(one, 0) and half.matched(one, 0) == 24
+
+
+def test_a_request_that_waits_is_told_of_a_read_that_ended_before_it_slept(clock: VirtualClock) -> None:
+    fake = FakeClient(8, 24)
+    half, one = half_of(fake), request()
+    assert half.matched(one, 0) is None
+    assert eventually(lambda: bool(fake.calls))
+    for call in fake.calls:
+        call()
+    assert half.matched(one, 0) is None and not half.sleeps(one, 0), "its read is not known to have ended"
+
+
+def test_a_request_that_waits_wakes_at_the_end_of_its_time_and_after_a_reset(clock: VirtualClock) -> None:
+    fake = FakeClient(8, 24)
+    half = half_of(fake)
+    one = waiting(half, fake)
+    clock.passes(1.9)
+    assert half.sleeps(one, 0)
+    half.renew()
+    assert not half.sleeps(one, 0)
+    assert half.matched(one, 0) is None and half.matched(one, 0) is None and half.sleeps(one, 0)
+    clock.passes(2.1)
+    assert not half.sleeps(one, 0)
+
+
+def test_a_step_costs_one_call_for_each_request_that_waits(clock: VirtualClock) -> None:
+    fake = FakeClient(8, 24)
+    half = half_of(fake)
+    ones = [request(name=f"r{number}") for number in range(50)]
+    for one in (*ones, *ones):
+        assert half.matched(one, 0) is None
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        asleep = [half.sleeps(one, 0) for one in ones]
+    finally:
+        sys.setprofile(None)
+    assert all(asleep)
+    assert [name for name in calls if name not in ("<lambda>", "<listcomp>")] == ["sleeps"] * 50
+
+
+def test_what_is_slower_than_computing_is_counted(clock: VirtualClock) -> None:
+    """A read that took a second, where four pages take 10 ms to compute."""
+    fake = FakeClient(8, 24)
+    half = half_of(fake)
+    waiting(half, fake)
+    clock.passes(1.0)
+    fake.answered = True
+    for call in fake.calls:
+        call()
+    for tokens in (8, 16, 32):
+        half.reads.rule.computed(tokens, 0, tokens / 1600)
+    slower = request(name="slower")
+    assert half.matched(slower, 0) == 8
+    half.allocated(slower, (), 0)
+    assert fake.counted[-1].slower_tokens == 16 and fake.counted[-1].missed_tokens >= 16
+    assert half.counters.taken()["disk_slower_tokens"] == 16
 
 
 def test_a_request_does_not_wait_longer_than_the_timeout(clock: VirtualClock) -> None:

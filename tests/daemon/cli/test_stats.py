@@ -42,7 +42,7 @@ KEYS = {
         *("last_sync", "clean", "damaged", "device_bytes", "restarts", "budget", "room_frames", "devices"),
     },
     "disk_work": {"written", "read", "lost", "skipped", "failed", "damaged"},
-    "lookups": {"lookups", "memory_tokens", "disk_tokens", "remote_tokens", "missed_tokens"},
+    "lookups": {"lookups", "memory_tokens", "disk_tokens", "remote_tokens", "missed_tokens", "slower_tokens"},
     "absent": {"never_stored", "evicted_from_memory", "evicted_from_disk", "dropped", "in_other_namespace"},
     "stores": {"writing", "granted", "present", "pending", "refused", "doomed", "expired"},
     "eviction": {"policy", "state", "left_out", "switches"},
@@ -108,6 +108,7 @@ def test_counters_match_the_operations() -> None:
             "memory_tokens": 160,
             "disk_tokens": 0,
             "remote_tokens": 0,
+            "slower_tokens": 0,
             "missed_tokens": 48,
         }
         assert values["daemon"]["incarnation"] >= 1
@@ -149,6 +150,8 @@ def test_the_header_and_the_line_say_what_was_found_where() -> None:
     assert f"; {lookups.text}; " in one_line(seen)
     memory_only = msgspec.structs.replace(lookups, disk_tokens=0)
     assert memory_only.text == "71.8% of the looked-up tokens found"
+    slower = msgspec.structs.replace(memory_only, slower_tokens=500)
+    assert slower.text == "71.8% of the looked-up tokens found, 65.9% computed because loading is slower"
 
 
 def test_the_header_says_what_hits_and_ratios_count(daemon: RunningDaemon) -> None:
