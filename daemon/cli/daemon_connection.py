@@ -125,6 +125,8 @@ def _why_none(path: Path, error: LinkError, needs: Rights) -> str:
         if closed := closed_folder(path):
             return f"{error}: this user may not enter {closed}: run this command as root or as the daemon's own user"
         return f"{error}: this user may not open the daemon's socket; {_REMEDIES[needs]}"
+    if path.is_dir():
+        return f"{error}; name the socket of pagetierd with --socket or PAGETIER_SOCKET"
     if path.exists() and not path.is_socket():
         return f"{path} is not a socket: name the socket of pagetierd with --socket"
     ended = f": the daemon of {path} has ended" if path.exists() else f": {error}"

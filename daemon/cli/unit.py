@@ -181,8 +181,9 @@ def remove(root: Path, tenant: str | None, purge: bool, yes: bool) -> None:  # n
     question = unit_removal.question_of(service) if purge else ""
     if question and not yes:
         confirm(question, "to remove them")
+    installed = any(service.installed_files())
     modified = unit_removal.remove_files(service)
-    click.echo("now: systemctl daemon-reload")
+    click.echo("now: systemctl daemon-reload" if installed else "no unit is installed")
     if (question and not unit_removal.purge(service)) or not all(file.keep for file in modified):
         sys.exit(Exit.WRONG)
 

@@ -164,3 +164,15 @@ def test_the_words_of_a_choice_are_offered() -> None:
 def test_each_shell_gets_its_completion_script(shell: str) -> None:
     done = started(_PAGETIER_COMPLETE=f"{shell}_source")
     assert "_PAGETIER_COMPLETE" in done.stdout, done.stderr
+
+
+def test_a_folder_in_place_of_the_socket_is_named(tmp_path: Path) -> None:
+    result = pagetier("stats", "--socket", str(tmp_path))
+    said = f"{tmp_path}: it is a folder, not a socket: the daemon's may be {tmp_path}/pagetier.sock; name the socket"
+    assert (result.exit_code, said in result.output) == (Exit.UNREACHABLE, True), result.output
+
+
+def test_a_misspelt_variable_is_refused(tmp_path: Path) -> None:
+    done = started("stats", PAGETIER_SOCKET="", PAGETIER_SOKET=str(tmp_path / "socket"))
+    said = "Error: the variable PAGETIER_SOKET is unknown; did you mean PAGETIER_SOCKET?"
+    assert done.returncode == Exit.UNREACHABLE and said in done.stderr
