@@ -14,6 +14,7 @@ import numpy as np
 import zmq
 
 from dynamo_router import PROMPTS, Router, events_to, routed
+from event_subscriber import EventSubscriber
 from eventually import Stopwatch, eventually
 from indexer import note, require_indexer
 from router import wait_until_heard
@@ -28,41 +29,11 @@ _WAIT_S = 60.0
 _PAGE = 128
 
 
-class Stream:
-    """All batches of one engine, as its publisher numbers them."""
-
-    def __init__(self, endpoint: str, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        self.batches: list[tuple[int, bytes]] = []
-        self._socket, self._replay = context.socket(zmq.SUB), context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.connect(endpoint)
-        self._socket.subscribe(b"")
-        self._replay.connect(f"{endpoint}-replay")
-
-    def hear(self) -> None:
-        """Takes what was published. There is no gap after the first batch that was heard."""
-        while self._socket.poll(0):
-            _, number, batch = self._socket.recv_multipart()
-            self.batches.append((int.from_bytes(number, "big"), batch))
-        numbers = [number for number, _ in self.batches]
-        assert numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
-
-    def is_replayed(self) -> bool:
-        """Returns whether the engine replays all batches that were heard."""
-        self.hear()
-        heard = list(self.batches)
-        self._replay.send_multipart((b"", self.batches[0][0].to_bytes(8, "big")))
-        replayed: list[tuple[int, bytes]] = []
-        while self._replay.poll(_WAIT_S * 1000):
-            _, _, number, batch = self._replay.recv_multipart()
-            if int.from_bytes(number, "big", signed=True) < 0:
-                break
-            replayed.append((int.from_bytes(number, "big"), batch))
-        return bool(heard) and replayed[: len(heard)] == heard
-
-    def close(self) -> None:
-        for socket in (self._socket, self._replay):
-            socket.close(0)
+def is_replayed(stream: EventSubscriber) -> bool:
+    """Returns whether the engine replays all batches that were heard."""
+    stream.hear()
+    heard = list(stream.batches)
+    return bool(heard) and stream.replayed(heard[0][0])[: len(heard)] == heard
 
 
 class Deaths:
@@ -133,7 +104,7 @@ class Deaths:
 
     def kill_engine(self) -> None:
         """Dynamo forgets the worker, and hears the next one, whose stream begins at 0."""
-        assert self.stream.is_replayed()
+        assert is_replayed(self.stream)
         self.batches += len(self.stream.batches)
         self.router.engine.kill()
         endpoint, settings = events_to(self.router.folder, 1)
@@ -149,9 +120,9 @@ class Deaths:
         self.router.serve(*PROMPTS)
         self.router.scene.settle()
 
-    def _subscribed(self) -> Stream:
+    def _subscribed(self) -> EventSubscriber:
         endpoint, _ = events_to(self.router.folder, 1)
-        return self._stack.enter_context(closing(Stream(endpoint, self._context)))
+        return self._stack.enter_context(closing(EventSubscriber(endpoint, f"{endpoint}-replay", self._context)))
 
     def _open_daemon(self) -> None:
         self.router.scene.daemon.open()
@@ -167,6 +138,6 @@ def test_random_deaths_leave_no_false_promise(tmp_path: Path) -> None:
         watch = Stopwatch()
         while deaths.counts.total() < LEAST_EVENTS or watch.seconds < 60 * MINUTES:
             deaths.run()
-        assert deaths.stream.is_replayed()
+        assert is_replayed(deaths.stream)
         deaths.batches += len(deaths.stream.batches)
         note(f"{watch.seconds:.0f} s, {deaths.batches} batches without a gap, events: {dict(deaths.counts)}")

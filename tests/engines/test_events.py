@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from typing import Any
 
 import msgspec
 import pytest
 import zmq
 
+from event_subscriber import EventSubscriber
 from eventually import eventually
 from one_host import PAGE_TOKENS, Scene, ask, prompt, scene_of
 from vllm_engine import VllmEngine
 
 PROMPT = prompt(1)
 PAGE = PAGE_TOKENS["llama"]
-_HEARD_S = 20.0
 
 
 class Listener:
     """Subscribes to an engine's events, as a router does."""
 
-    def __init__(self, socket: zmq.Socket[bytes], replay: zmq.Socket[bytes]) -> None:
-        self._socket, self._replay = socket, replay
+    def __init__(self, subscriber: EventSubscriber) -> None:
+        self.subscriber = subscriber
         self.heard: list[dict[str, Any]] = []
-        self.batches: list[tuple[int, bytes]] = []
 
     def hears(self, medium: str, count: int) -> bool:
         """Waits for `count` stored blocks of a medium."""
@@ -37,24 +36,11 @@ class Listener:
 
     def _hears(self, enough: Callable[[], bool]) -> bool:
         def heard() -> bool:
-            if not enough() and self._socket.poll(100):
-                _, number, batch = self._socket.recv_multipart()
-                self.batches.append((int.from_bytes(number, "big"), batch))
+            for batch in self.subscriber.hear():
                 self.heard += msgspec.msgpack.decode(batch)[1]
             return enough()
 
-        return eventually(heard, _HEARD_S)
-
-    def replayed(self) -> list[tuple[int, bytes]]:
-        """Returns all batches that the engine has published, as it replays them."""
-        self._replay.send_multipart((b"", (0).to_bytes(8, "big")))
-        batches: list[tuple[int, bytes]] = []
-        while self._replay.poll(_HEARD_S * 1000):
-            _, _, number, batch = self._replay.recv_multipart()
-            if int.from_bytes(number, "big", signed=True) < 0:
-                return batches
-            batches.append((int.from_bytes(number, "big"), batch))
-        raise AssertionError("the replay does not end")
+        return eventually(heard)
 
     def removed(self, medium: str) -> set[bytes]:
         """Returns the removed blocks."""
@@ -65,19 +51,6 @@ class Listener:
         """Returns the events of stored blocks by hash."""
         events = [event for event in self.heard if event["type"] == "BlockStored" and event["medium"] == medium]
         return {block: event | {"at": at} for event in events for at, block in enumerate(event["block_hashes"])}
-
-
-@contextmanager
-def listening(endpoint: str, replay_endpoint: str) -> Iterator[Listener]:
-    """Yields a listener that is connected: what an engine publishes before is lost."""
-    with zmq.Context() as context, context.socket(zmq.SUB) as socket, context.socket(zmq.DEALER) as replay:
-        replay.connect(replay_endpoint)
-        with socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED) as connected:
-            socket.connect(endpoint)
-            socket.subscribe(b"")
-            assert connected.poll(_HEARD_S * 1000), "the engine publishes no events"
-        socket.disable_monitor()
-        yield Listener(socket, replay)
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +66,10 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scene, Vllm
     with (
         scene_of("llama") as scene,
         scene.engine(engine={"kv_events_config": events}) as engine,
-        listening(endpoint, replay) as listener,
+        zmq.Context() as context,
+        closing(EventSubscriber(endpoint, replay, context)) as subscriber,
     ):
-        yield scene, engine, listener
+        yield scene, engine, Listener(subscriber)
 
 
 def test_every_stored_page_is_announced_as_vllm_announces_its_blocks(host: tuple[Scene, VllmEngine, Listener]) -> None:
@@ -145,9 +119,9 @@ def test_an_idle_engine_announces_what_it_can_no_longer_load(host: tuple[Scene, 
     assert listener.removed("CPU") == blocks
     ask(engine, prompt(9))
     assert listener.hears("CPU", len(blocks) + scene.hit() // PAGE)
-    numbers = [number for number, _ in listener.batches]
+    numbers = [number for number, _ in listener.subscriber.batches]
     assert numbers == list(range(len(numbers)))
-    assert listener.replayed() == listener.batches
+    assert listener.subscriber.replayed() == listener.subscriber.batches
 
 
 def test_rejected_pages_are_not_announced(host: tuple[Scene, VllmEngine, Listener]) -> None:

@@ -17,6 +17,7 @@ from vllm.distributed.kv_events import EventBatch, EventPublisherFactory, KVEven
 
 from announcing_host import PAGES, Host, written
 from disk_daemon import DiskDaemon
+from event_subscriber import EventSubscriber
 from eventually import eventually, pace
 from pagetier.client.engines.events.idle_publisher import IdlePublisher, use_next_publisher
 from seeded_random import chance
@@ -120,20 +121,14 @@ class Stream:
     """vLLM's publisher as its scheduler uses it, and a subscriber."""
 
     def __init__(self, host: Host, folder: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        self.host, self.numbers = host, list[int]()
+        self.host = host
         endpoint, replay = f"ipc://{folder}/events", f"ipc://{folder}/replay"
         self.idle = IdlePublisher(_batch_of, logging.getLogger(__name__))
         use_next_publisher(EventPublisherFactory, self.idle)
         self.publisher = EventPublisherFactory.create(
             KVEventsConfig(enable_kv_cache_events=True, publisher="zmq", endpoint=endpoint, replay_endpoint=replay)
         )
-        self._subscriber, self._replay = context.socket(zmq.SUB), context.socket(zmq.DEALER)
-        with self._subscriber.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED) as connected:
-            self._subscriber.connect(endpoint)
-            self._subscriber.subscribe(b"")
-            assert connected.poll(10_000)
-        self._subscriber.disable_monitor()
-        self._replay.connect(replay)
+        self.subscriber = EventSubscriber(endpoint, replay, context)
         self.idle.start(host.events)
 
     def step(self) -> None:
@@ -143,11 +138,8 @@ class Stream:
             self.publisher.publish(KVEventBatch(ts=0.0, events=events))
 
     def hear(self) -> None:
-        """Believes all that was published. The sequence numbers have no gap."""
-        while self._subscriber.poll(0):
-            _, number, batch = self._subscriber.recv_multipart()
-            assert int.from_bytes(number, "big") == len(self.numbers)
-            self.numbers.append(len(self.numbers))
+        """Believes all that was published."""
+        for batch in self.subscriber.hear():
             self.host.hear(msgspec.msgpack.decode(batch, type=KVEventBatch).events)
 
     def believes(self, memory: int, disk: int) -> bool:
@@ -159,16 +151,6 @@ class Stream:
 
         return eventually(heard)
 
-    def replayed(self) -> int:
-        """Returns how many batches the replay has, which must be in order."""
-        self._replay.send_multipart((b"", (0).to_bytes(8, "big")))
-        for count in range(1 << 30):
-            _, _, number, _ = self._replay.recv_multipart()
-            if int.from_bytes(number, "big", signed=True) < 0:
-                return count
-            assert int.from_bytes(number, "big") == count
-        raise AssertionError
-
 
 @contextmanager
 def streaming(host: Host, folder: Path) -> Iterator[Stream]:
@@ -176,8 +158,7 @@ def streaming(host: Host, folder: Path) -> Iterator[Stream]:
         stream = Stream(host, folder, context)
         yield stream
         stream.publisher.shutdown()
-        for socket in (stream._subscriber, stream._replay):
-            socket.close(0)
+        stream.subscriber.close()
 
 
 def test_an_idle_engine_announces_stores_moves_and_removals(host: Host, tmp_path: Path) -> None:
@@ -236,7 +217,7 @@ def test_steps_and_the_thread_publish_in_order(host: Host, tmp_path: Path) -> No
         engine.join()
         flush(host)
         assert stream.believes(0, 0)
-        assert stream.replayed() == len(stream.numbers)
+        assert stream.subscriber.replayed() == stream.subscriber.batches
 
 
 def test_the_factory_is_as_before_once_the_publisher_is_made() -> None:

@@ -11,6 +11,7 @@ import pytest
 import zmq
 
 from disk_daemon import DiskDaemon
+from event_subscriber import EventSubscriber
 from eventually import eventually
 from running_daemon import RunningDaemon
 from sglang_engine import SglangEngine
@@ -19,7 +20,6 @@ from sglang_model import Salted, Spec, prompt, whole
 pytest_plugins = ("sglang_daemon",)
 SPEC = Spec("mha", 16, ranks=2)
 PAGES = 8
-_WAIT_S = 60.0
 _BATCH = tuple[float, list[dict[str, Any]], int]
 
 
@@ -54,7 +54,7 @@ class Router:
             self.hear()
             return all(len(self.blocks[medium]) == count for medium, count in pages.items())
 
-        return eventually(heard, _WAIT_S)
+        return eventually(heard)
 
     def tokens(self, medium: str) -> list[int]:
         """Returns the tokens of all pages in a tier."""
@@ -72,39 +72,14 @@ class Router:
 class Subscriber(Router):
     """Believes what SGLang's publisher sends, and lets the engine do no step."""
 
-    def __init__(self, engine: SglangEngine, endpoint: str, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    def __init__(self, engine: SglangEngine, subscriber: EventSubscriber) -> None:
         super().__init__(engine)
-        self.batches: list[tuple[int, bytes]] = []
-        self._socket, self._replay = context.socket(zmq.SUB), context.socket(zmq.DEALER)
-        with self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED) as connected:
-            self._socket.connect(endpoint)
-            self._socket.subscribe(b"")
-            assert connected.poll(_WAIT_S * 1000)
-        self._socket.disable_monitor()
-        self._replay.connect(f"{endpoint}-replay")
+        self._subscriber = subscriber
 
     def hear(self) -> None:
-        """Takes what was published. The sequence numbers have no gap."""
-        while self._socket.poll(0):
-            _, number, batch = self._socket.recv_multipart()
-            assert int.from_bytes(number, "big") == len(self.batches)
-            self.batches.append((len(self.batches), batch))
+        """Takes what was published."""
+        for batch in self._subscriber.hear():
             self._believe(msgspec.msgpack.decode(batch, type=_BATCH)[1])
-
-    def replayed(self) -> list[tuple[int, bytes]]:
-        """Returns all batches as the engine replays them."""
-        self._replay.send_multipart((b"", (0).to_bytes(8, "big")))
-        batches: list[tuple[int, bytes]] = []
-        while self._replay.poll(_WAIT_S * 1000):
-            _, _, number, batch = self._replay.recv_multipart()
-            if int.from_bytes(number, "big", signed=True) < 0:
-                return batches
-            batches.append((int.from_bytes(number, "big"), batch))
-        raise AssertionError("the replay does not end")
-
-    def close(self) -> None:
-        for socket in (self._socket, self._replay):
-            socket.close(0)
 
 
 @pytest.mark.parametrize("kind", ["mha", "swa"])
@@ -116,8 +91,9 @@ def test_an_engine_that_does_no_step_announces_stores_moves_and_removals(
     with (
         zmq.Context() as context,
         SglangEngine(Spec(kind, 16, ranks=2), own_daemon.socket, publish=endpoint) as engine,
-        closing(Subscriber(engine, endpoint, context)) as router,
+        closing(EventSubscriber(endpoint, f"{endpoint}-replay", context)) as subscriber,
     ):
+        router = Subscriber(engine, subscriber)
         engine.insert(1, PAGES)
         assert router.believes(GPU=PAGES, CPU_PINNED=PAGES, DISK=0), router.blocks
         own_daemon.save()
@@ -129,7 +105,7 @@ def test_an_engine_that_does_no_step_announces_stores_moves_and_removals(
         assert router.believes(GPU=2 * PAGES, CPU_PINNED=PAGES, DISK=2 * PAGES), router.blocks
         own_daemon.flush()
         assert router.believes(GPU=2 * PAGES, CPU_PINNED=0, DISK=0), router.blocks
-        assert router.replayed() == router.batches
+        assert subscriber.replayed() == subscriber.batches
 
 
 @pytest.mark.parametrize("kind", ["mha", "swa"])
@@ -212,7 +188,7 @@ def test_what_is_known_of_sessions_reaches_the_daemon() -> None:
             engine.poll()
             if len(arguments) == 5:
                 engine.close_session(arguments[4])
-            return eventually(lambda: hinted()[0] >= before + PAGES, _WAIT_S)
+            return eventually(lambda: hinted()[0] >= before + PAGES)
 
         engine.insert(1, PAGES)
         for reason, said in (("", {}), ("FINISH_ABORT", {}), ("FINISH_ABORT", _WRONG)):
@@ -220,7 +196,7 @@ def test_what_is_known_of_sessions_reaches_the_daemon() -> None:
         assert engine.log.count("ignoring the hints of request request-1") == 1, "only the first rank reads them"
         assert hinted() == (0, 0)
         engine.finish_request(1, PAGES, "FINISH_ABORT", _KEEP)
-        assert eventually(lambda: hinted()[1] > 0, _WAIT_S), engine.log
+        assert eventually(lambda: hinted()[1] > 0), engine.log
         assert is_hinted_by(1, PAGES, "FINISH_LENGTH", {}), engine.log
         assert is_hinted_by(1, PAGES, "FINISH_MATCHED_STR", {}), engine.log
         assert is_hinted_by(1, PAGES, "FINISH_ABORT", {}, "conversation"), engine.log
