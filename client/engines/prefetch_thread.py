@@ -16,7 +16,7 @@ _MOST_HINTS: Final = 256
 
 
 class ReadEnd:
-    """Wakes who waits for the end of something. Thread-safe."""
+    """The end of a read, at which the requests that wait for it are woken. Thread-safe."""
 
     def __init__(self) -> None:
         self._ended = False

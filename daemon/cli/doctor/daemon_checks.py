@@ -107,8 +107,22 @@ def check_daemon(daemon: Daemon, config: Config) -> Iterator[Result]:
     if wasteful := snapshot.frame_advice:
         yield warning("frames", wasteful)
     yield _namespaces(snapshot)
+    yield from slower_tiers(snapshot, config)
     yield from _unjudged(snapshot)
     yield from _integrity(daemon)
+
+
+def slower_tiers(snapshot: Snapshot, config: Config) -> Iterator[Result]:
+    """Names each tier from which engines have loaded nothing, because computing has always been faster."""
+    lookups = snapshot.lookups
+    loaded = {"disk": (config.disk.path, lookups.disk_tokens), "fleet": (config.remote.url, lookups.remote_tokens)}
+    for tier, (configured, tokens) in loaded.items():
+        if configured and lookups.slower_tokens and not tokens:
+            yield warning(
+                f"{tier} speed",
+                f"loading from the {tier} has never been faster than computing: engines have computed"
+                f" {counted(lookups.slower_tokens, 'token')} instead: use a faster one, or none",
+            )
 
 
 def check_charge(daemon: Daemon, config: Config, host: Host) -> Iterator[Result]:

@@ -156,7 +156,7 @@ def test_a_fleet_that_is_too_slow_is_measured_again_after_four_seconds(standing_
     for _ in range(5):
         assert asked(reads).hit is None, "it cannot come in time"
         standing_clock.passes(0.199)
-    standing_clock.passes(0.005)
+    standing_clock.passes(0.01)
     assert asked(reads).hit is not None
     assert not asked(reads).waits(standing_clock.now), "no request waits for a probe"
     assert fleet.read_s == [READ_S] * 2

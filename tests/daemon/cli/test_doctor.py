@@ -20,7 +20,7 @@ from other_users import NOBODY, as_root, output_as
 from pagetier.daemon.cli import main
 from pagetier.daemon.cli.daemon_connection import daemon_at
 from pagetier.daemon.cli.doctor import daemon_checks, host_checks
-from pagetier.daemon.cli.doctor.daemon_checks import check_daemon, check_folder, check_socket
+from pagetier.daemon.cli.doctor.daemon_checks import check_daemon, check_folder, check_socket, slower_tiers
 from pagetier.daemon.cli.doctor.disk_checks import check_disk, check_service_may_write
 from pagetier.daemon.cli.doctor.host_checks import (
     check_huge_pages,
@@ -32,8 +32,10 @@ from pagetier.daemon.cli.doctor.result import Level
 from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.id_ranges import IdRange
 from pagetier.daemon.config.loader import Config
+from pagetier.daemon.config.remote_options import RemoteOptions
 from pagetier.daemon.config.schema import AccessOptions, ArenaOptions, IndexOptions
 from pagetier.daemon.host.host import Host
+from pagetier.daemon.stats.snapshot import LookupStats
 from pagetier.daemon.status.disk_report import DiskReport
 from pagetier.daemon.status.huge_page_report import HugePageReport
 from pagetier.daemon.status.phase import Phase
@@ -77,6 +79,19 @@ def test_the_disk_is_not_missed_before_the_arena_is_populated(tmp_path: Path) ->
     starting = [result.text for result in check_disk(config, Host(), structs.replace(started, daemon=daemon))]
     assert starting[-1] == "is opened when the arena is populated"
     assert "without a disk tier" in [result.text for result in check_disk(config, Host(), started)][-1]
+
+
+@pytest.mark.parametrize(
+    ("slower", "from_disk", "named"), [(0, 0, []), (5, 0, ["disk speed", "fleet speed"]), (5, 1, ["fleet speed"])]
+)
+def test_a_tier_that_never_paid_is_named(slower: int, from_disk: int, named: list[str], tmp_path: Path) -> None:
+    lookups = LookupStats(lookups=9, memory_tokens=9, disk_tokens=from_disk, missed_tokens=9, slower_tokens=slower)
+    seen = structs.replace(snapshot(), lookups=lookups)
+    config = Config(disk=DiskOptions(path=(tmp_path,)), remote=RemoteOptions(url="file:///pages"))
+    found = list(slower_tiers(seen, config))
+    assert [one.what for one in found] == named and all(one.level is Level.WARNING for one in found)
+    assert not list(slower_tiers(seen, Config())), "no tier is configured"
+    assert all("5 tokens" in one.text for one in found)
 
 
 def test_no_daemon_is_a_problem_with_what_to_do(tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""Measures vLLM's time to the first token on the CPU with a disk that is slowed down, by the setting `load`.
+
+    PYTHONPATH=tests/harness:tests/engines .engines/0.32/bin/python bench/slowed_disk.py
+
+Three engines of a small Llama take turns with the same prompts, which are on disk only. They differ in the setting
+`load`. The disk is slowed down to a multiple of break-even, at which loading takes as long as computing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from measure import machine
+from median_interval import median_interval
+from one_host import Scene, forget, prompt, scene_of
+from vllm_engine import VllmEngine
+
+HARNESS = Path(__file__).parents[1] / "tests" / "harness"
+MODES = ("always", "never", "measured")
+MULTIPLES = (0.5, 1.0, 2.0, 4.0)
+TOKENS, PAGE = 3000, 128
+PROMPTS, WARM = 12, 10
+
+
+class Contest:
+    """The engines, and the prompts that are on disk."""
+
+    def __init__(self, scene: Scene, stack: ExitStack, delay: Path) -> None:
+        self._scene, self._delay = scene, delay
+        self.engines = {mode: stack.enter_context(scene.engine(extra={"load": mode})) for mode in MODES}
+        self._prompts = [prompt(1000 + number, TOKENS) for number in range(PROMPTS)]
+        for engine in self.engines.values():
+            self._first_token(engine, prompt(1, TOKENS))  # what an engine does once
+        self.computing = statistics.median(self._first_token(self.engines["never"], one) for one in self._prompts)
+        scene.evict_to_disk()
+        self._on_disk(self.engines["always"], self._prompts[0])
+        self.loading = statistics.median(self._on_disk(self.engines["always"], one) for one in self._prompts)
+
+    def run(self, multiple: float) -> dict[str, list[float]]:
+        """Returns the times of each engine with a disk that takes `multiple` times as long as computing."""
+        delay = max(0.0, multiple * self.computing - self.loading) / (TOKENS // PAGE)
+        self._delay.write_text(str(delay))
+        for number in range(WARM):
+            self._on_disk(self.engines["measured"], self._prompts[number % PROMPTS])
+        times: dict[str, list[float]] = {mode: [] for mode in MODES}
+        for one in self._prompts:
+            for mode, engine in self.engines.items():
+                times[mode].append(self._on_disk(engine, one))
+        return times
+
+    def _on_disk(self, engine: VllmEngine, tokens: list[int]) -> float:
+        forget(engine)
+        self._scene.daemon.pagetier("flush", "--all", "--tier", "memory", "--yes")
+        return self._first_token(engine, tokens)
+
+    def _first_token(self, engine: VllmEngine, tokens: list[int]) -> float:
+        began = time.perf_counter()
+        engine.do("generate", prompts=[tokens], tokens=1)
+        return time.perf_counter() - began
+
+
+def row(multiple: float, times: dict[str, list[float]]) -> dict[str, object]:
+    """Returns the medians, and the ratio of what was measured to the better of the two others, with its interval."""
+    medians = {mode: statistics.median(some) for mode, some in times.items()}
+    better = min(("always", "never"), key=medians.__getitem__)
+    low, high = median_interval([one / medians[better] for one in times["measured"]])
+    return {"multiple": multiple, **medians, "ratio": medians["measured"] / medians[better], "low": low, "high": high}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("multiples", nargs="*", type=float, default=MULTIPLES)
+    multiples = parser.parse_args().multiples
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        delay = Path(folder) / "seconds"
+        delay.write_text("0")
+        found = [str(HARNESS / "slowed_disk"), str(HARNESS), os.environ.get("PYTHONPATH", "")]
+        os.environ.update({"PYTHONPATH": os.pathsep.join(found), "SLOWED_DISK": str(delay)})
+        contest = Contest(stack.enter_context(scene_of("llama")), stack, delay)
+        print(json.dumps({"device": machine(), "load": os.getloadavg(), "computing": contest.computing}))
+        for multiple in multiples:
+            print(json.dumps(row(multiple, contest.run(multiple))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
