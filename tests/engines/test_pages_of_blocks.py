@@ -74,7 +74,7 @@ def test_routers_hear_of_a_block_while_any_page_has_it(seed: int, daemon: Runnin
     """Each block is announced once, behind its parent, and removed with the last page that has it."""
     numbers = chance_of(seed)
     events = VllmEvents(LocationChanges(client, 30.0), {}, lambda: False)
-    events._of_groups = [{}]
+    events._of_groups = [{"group_idx": 0}]
     prompts = sorted(numbers.choices("ab", k=3 * 4) for _ in range(12))
     pages = sorted({tuple(prompt[: 3 * size]) for prompt in prompts for size in range(1, 5)}, key=len)
     there: dict[tuple[str, ...], int] = dict.fromkeys(pages, 0)
