@@ -7,15 +7,16 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
 
 from disk_daemon import write_through
 from eventually import eventually
 from harnessed_models import PROMPTS, assert_nothing_is_left, engine_of, keys_of
-from harnessed_scheduler import BLOCK, BY_REQUEST, PAGE
+from harnessed_scheduler import BLOCK, BY_REQUEST, PAGE, open_half
 from pagetier.client import Client
 from pagetier.client.engines.prefetch_thread import PrefetchThread
 from pagetier.client.engines.request_hints import NOTHING, HintReader, RequestHints
+from pagetier.client.engines.vllm import connector as connector_module
 from pagetier.client.engines.vllm.connector_metadata import ShapesMetadata
 from running_daemon import RunningDaemon
 from vllm_harness import harness
@@ -48,13 +49,28 @@ def test_hints_in_vllms_own_envelope_are_read() -> None:
 
 
 @pytest.mark.skipif(not hasattr(KVConnectorBase_V1, "supports_sleep_mode"), reason="this vLLM does not ask connectors")
-def test_vllm_does_not_start_with_sleep_mode(daemon: RunningDaemon, client: Client) -> None:
+def test_vllm_starts_with_sleep_mode(daemon: RunningDaemon, client: Client) -> None:
     engine = engine_of("full", daemon, client)
     config = engine.connector._config
     config._verify_kv_transfer_compat()
     config.model_config.enable_sleep_mode = True
-    with pytest.raises(ValueError, match="does not support sleep mode"):
-        config._verify_kv_transfer_compat()
+    config._verify_kv_transfer_compat()
+    assert_nothing_is_left(engine, daemon)
+
+
+def test_with_sleep_mode_an_earlier_vllm_starts_without_pagetier(
+    daemon: RunningDaemon, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = engine_of("full", daemon, client)
+    config, groups = engine.connector._config, engine.connector._groups
+    monkeypatch.setattr(config.model_config, "enable_sleep_mode", True)
+    monkeypatch.setattr(connector_module, "_FOLLOWS_SLEEP", False)
+    asleep = connector_module.PagetierConnector(config, KVConnectorRole.SCHEDULER, groups)
+    open_half(asleep, ShapesMetadata((PAGE,)))
+    assert asleep._scheduler is None and asleep._pending is None
+    lines = [line for line in caplog.messages if "pagetier caches nothing" in line]
+    assert len(lines) == 1 and "--enable-sleep-mode is set, which needs vLLM 0.33" in lines[0]
+    monkeypatch.undo()
     assert_nothing_is_left(engine, daemon)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.engine import arg_utils
 from vllm.engine.arg_utils import EngineArgs
 
@@ -56,11 +57,10 @@ def test_the_connector_is_configured_and_the_arguments_stay(lines: pytest.LogCap
     ("flags", "named"),
     [
         ({"kv_offloading_size": 1.0}, "--kv-offloading-size is set"),
-        ({"enable_sleep_mode": True}, "--enable-sleep-mode is set"),
         ({"runner": "pooling"}, "--runner pooling is set"),
         ({"enable_prefix_caching": False}, "--no-enable-prefix-caching is set"),
     ],
-    ids=["offloading", "sleep", "pooling", "prefix caching"],
+    ids=["offloading", "pooling", "prefix caching"],
 )
 def test_a_flag_that_excludes_it_is_named(flags: dict[str, Any], named: str, lines: pytest.LogCaptureFixture) -> None:
     args = arguments(**flags)
@@ -76,6 +76,18 @@ def test_a_flag_that_excludes_it_is_named(flags: dict[str, Any], named: str, lin
     assert getattr(found, "kv_connector", None) == getattr(plain, "kv_connector", None)
     (line,) = warnings(lines)
     assert line.startswith(f"PAGETIER=1 has no effect: {named}")
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_sleep_mode_excludes_it_where_vllm_does_not_ask_connectors(
+    follows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KVConnectorBase_V1, "supports_sleep_mode", lambda *_: True, raising=False)
+    if not follows:
+        monkeypatch.delattr(KVConnectorBase_V1, "supports_sleep_mode")
+    reason = plugin.excluding_flag(arguments(enable_sleep_mode=True), ConnectorSettings())
+    named = "--enable-sleep-mode is set, which needs vLLM 0.33 or later beside pagetier"
+    assert reason == ("" if follows else named)
 
 
 @pytest.mark.skipif(not REPORTS_FAILURES, reason="tested from 0.30 on")

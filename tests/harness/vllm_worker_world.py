@@ -10,8 +10,8 @@ from eventually import eventually
 from pagetier.client import Client
 from pagetier.client.async_copy.copier import open_copier
 from pagetier.client.engines.vllm.kv_tensors import paged_cache
-from pagetier.client.engines.vllm.messages import GroupLoad, LoadCommand, StoreCommand
-from pagetier.client.engines.vllm.worker import Finished, RankGroup, WorkerHalf, Zeroing
+from pagetier.client.engines.vllm.messages import Finished, GroupLoad, LoadCommand, StoreCommand
+from pagetier.client.engines.vllm.worker import RankGroup, WorkerHalf, Zeroing
 from pagetier.client.keys import Keys, Namespace
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.layout.page_layout import Shard

@@ -14,13 +14,13 @@ from pagetier.client.engines.events.idle_publisher import IdlePublisher, use_nex
 from pagetier.client.engines.unsupported import reported_as_unsupported
 from pagetier.client.engines.vllm.connector_metadata import ReportedShapes, ShapesMetadata, StepMetadata, agreed_shapes
 from pagetier.client.engines.vllm.engine_log import route_logs
-from pagetier.client.engines.vllm.messages import StepCommands
+from pagetier.client.engines.vllm.messages import Finished, StepCommands
 from pagetier.client.engines.vllm.metrics import PagetierMetrics, PagetierStats, hit_sources
 from pagetier.client.engines.vllm.namespace import PageShape
 from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler
 from pagetier.client.engines.vllm.rank_share import prefill_ranks, ranks_of, share_of
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
-from pagetier.client.engines.vllm.settings import directions_of, read_settings
+from pagetier.client.engines.vllm.settings import SLEEP_NEEDS, cannot_sleep, directions_of, read_settings
 from pagetier.client.engines.vllm.setup import (
     announces,
     is_switched_off,
@@ -33,13 +33,14 @@ from pagetier.client.engines.vllm.setup import (
     use_pages,
     warn_of_switch,
 )
-from pagetier.client.engines.vllm.worker import Finished, WorkerHalf
+from pagetier.client.engines.vllm.worker import WorkerHalf
 from pagetier.client.engines.weights import ModelIdentity
 from pagetier.shm import clock
 
 log = logging.getLogger("vllm.pagetier")
 
 _IDENTIFY_S: Final = 1.0  # by which the start of the engine may be delayed to identify its weights
+_FOLLOWS_SLEEP: Final = hasattr(KVConnectorBase_V1, "supports_sleep_mode")  # from 0.33 on
 _BY_REQUEST: Final = hasattr(base, "KVConnectorTransferResults")  # how failed loads are reported from 0.30 on
 
 
@@ -58,10 +59,13 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         recompute_failed_loads(vllm_config.kv_transfer_config)
         self._directions = directions_of(vllm_config.kv_transfer_config, self._settings)
         route_logs()
-        self._off = is_switched_off(vllm_config, self._settings)
+        sleepless = cannot_sleep(vllm_config, connectors_follow=_FOLLOWS_SLEEP)
+        self._off = sleepless or is_switched_off(vllm_config, self._settings)
         self._idle = IdlePublisher(lambda events: KVEventBatch(ts=clock.date(), events=events), log)
         if role is KVConnectorRole.SCHEDULER:
-            warn_of_switch(switched_off=self._off)
+            warn_of_switch(switched_off=self._off and not sleepless)
+            if sleepless:
+                log.warning("pagetier caches nothing: --enable-sleep-mode is set, %s", SLEEP_NEEDS)
             if announces(vllm_config, self._settings):
                 use_next_publisher(EventPublisherFactory, self._idle)
         self._asked_to_open = False
@@ -70,6 +74,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerHalf | None = None
         self._identity, self._chosen = ModelIdentity(), (ModelIdentity(), 1)
         self._worker: WorkerHalf | None = None
+        self._sleeps = False
         self._shapes: tuple[PageShape, ...] = ()
         self._unsent: list[ShapesMetadata] = []
         self._loaded_groups: tuple[int, ...] = ()
@@ -77,8 +82,8 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
-        """False: sleep takes the cache away from under stores. vLLM calls it from 0.33 on."""
-        return False
+        """True: no copy is in progress while the cache has no memory. vLLM calls it from 0.33 on."""
+        return True
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -96,6 +101,23 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker = open_worker(self._config, self._groups, kv_caches, self._settings)
             self._shapes = shapes_of(self._config, self._groups, self._worker)
             self._unsent = [ShapesMetadata(self._shapes, share_of(self._config.parallel_config).division)]
+
+    def unregister_kv_caches(self) -> None:
+        """Ends all copies before vLLM takes the memory of the cache away. May be called repeatedly.
+
+        Raises:
+            RuntimeError: A copy does not end, so that the engine must not sleep.
+        """
+        if self._worker is not None:
+            self._sleeps = True
+            if not self._worker.suspend():
+                raise RuntimeError("the engine cannot sleep: copies between its cache and pagetier do not end")
+
+    def restore_kv_caches(self) -> None:
+        """Copies again, once the cache has memory. May be called repeatedly."""
+        if self._worker is not None and self._sleeps:
+            self._sleeps = False
+            self._worker.resume()
 
     def get_handshake_metadata(self) -> ShapesMetadata | None:
         """Returns the page shapes for the scheduler, or None if they come with this worker's first message."""

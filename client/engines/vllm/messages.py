@@ -112,3 +112,22 @@ class StepCommands(msgspec.Struct, frozen=True):
     loads: tuple[LoadCommand, ...] = ()
     stores: tuple[StoreCommand, ...] = ()
     written: frozenset[int] = frozenset()
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """What has ended since the last call.
+
+    Attributes:
+        stored: Requests whose last stores have ended.
+        loaded: Requests whose loads have ended, successfully or not.
+        failed: Those of them whose loads failed.
+        blocks: The blocks of the failed loads.
+    """
+
+    stored: frozenset[str]
+    loaded: frozenset[str]
+    failed: frozenset[str]
+    blocks: frozenset[int]
+
+
+NOTHING_FINISHED: Final = Finished(frozenset(), frozenset(), frozenset(), frozenset())

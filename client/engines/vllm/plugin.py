@@ -18,7 +18,7 @@ from typing import Any, Final
 from pagetier.client.engines.switch import log_no_effect, settings_of, switched_on
 from pagetier.client.engines.unsupported import UnsupportedError, reported_as_unsupported
 from pagetier.client.engines.vllm.draft_model import draft_model_of
-from pagetier.client.engines.vllm.settings import ConnectorSettings, read_settings
+from pagetier.client.engines.vllm.settings import SLEEP_NEEDS, ConnectorSettings, read_settings
 
 log = logging.getLogger("vllm.pagetier")
 
@@ -109,7 +109,7 @@ def excluding_flag(args: Any, settings: ConnectorSettings) -> str:
     reasons = {
         f"--kv-transfer-config is set{named}": transfer is not None,
         "--kv-offloading-size is set, which selects another connector": args.kv_offloading_size is not None,
-        "--enable-sleep-mode is set, and sleep takes the cache away from under stores": args.enable_sleep_mode,
+        f"--enable-sleep-mode is set, {SLEEP_NEEDS}": args.enable_sleep_mode and not _connectors_follow_sleep(),
         "--runner pooling is set": args.runner == "pooling",
         "--no-enable-prefix-caching is set": args.enable_prefix_caching is False and follows,
         f"{_ALLOCATOR} has {_EXPANDABLE}, which needs --enable-cumem-allocator beside a connector": (
@@ -117,6 +117,12 @@ def excluding_flag(args: Any, settings: ConnectorSettings) -> str:
         ),
     }
     return next((reason for reason, excludes in reasons.items() if excludes), "")
+
+
+def _connectors_follow_sleep() -> bool:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+
+    return hasattr(KVConnectorBase_V1, "supports_sleep_mode")
 
 
 def require_cacheable(config: Any) -> None:

@@ -11,6 +11,7 @@ from pagetier.client.engines.fleet_reads import FleetLimits
 from pagetier.client.engines.switch import SettingsOrigin
 from pagetier.client.load_or_compute import load_modes
 
+SLEEP_NEEDS: Final = "which needs vLLM 0.33 or later beside pagetier"
 _OPTION: Final = "kv_connector_extra_config"
 
 
@@ -86,6 +87,16 @@ def read_settings(given: Mapping[str, Any]) -> ConnectorSettings:
         return msgspec.convert(dict(given), ConnectorSettings)
     except (msgspec.ValidationError, ValueError) as error:
         raise ValueError(f"{_OPTION}: {error}") from error
+
+
+def cannot_sleep(config: Any, *, connectors_follow: bool) -> bool:
+    """Returns whether this vLLM may take the cache away without asking its connector, since sleep mode is on.
+
+    Args:
+        config: vLLM's VllmConfig.
+        connectors_follow: Whether this vLLM asks its connector.
+    """
+    return bool(getattr(config.model_config, "enable_sleep_mode", False)) and not connectors_follow
 
 
 class Directions(msgspec.Struct, frozen=True):

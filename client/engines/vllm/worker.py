@@ -14,6 +14,8 @@ from pagetier.client.client import Client
 from pagetier.client.engines.vllm.counters import ConnectorCounters
 from pagetier.client.engines.vllm.kv_tensors import slots_to_load, slots_to_store
 from pagetier.client.engines.vllm.messages import (
+    NOTHING_FINISHED,
+    Finished,
     GroupLoad,
     LoadCommand,
     StepCommands,
@@ -31,6 +33,7 @@ _CANCEL_AFTER_S: Final = 0.05  # for stores whose blocks are needed for other co
 _IDLE_S: Final = 0.02  # for all loads of a step that computes nothing, so that their requests are computed together
 _SYNC_LOAD_BYTES: Final = 256 << 20  # bytes per step that a CPU copies sooner than it wakes another thread to copy them
 _CLOSING_S: Final = 5.0
+_SUSPENDING_S: Final = 30.0  # in which copies of a group end that have begun
 _STORE_DELAY_S: Final = 0.003  # an engine on the host has chosen the token of the step by then, with the GIL to itself
 
 
@@ -83,25 +86,6 @@ class _Loading(msgspec.Struct, frozen=True, eq=False):
     @property
     def whole(self) -> bool:
         return not self.short and all(_is_whole(load) for load in self.loads)
-
-
-class Finished(msgspec.Struct, frozen=True):
-    """What has ended since the last call.
-
-    Attributes:
-        stored: Requests whose last stores have ended.
-        loaded: Requests whose loads have ended, successfully or not.
-        failed: Those of them whose loads failed.
-        blocks: The blocks of the failed loads.
-    """
-
-    stored: frozenset[str]
-    loaded: frozenset[str]
-    failed: frozenset[str]
-    blocks: frozenset[int]
-
-
-_NOTHING: Final = Finished(frozenset(), frozenset(), frozenset(), frozenset())
 
 
 class WorkerHalf:
@@ -160,6 +144,19 @@ class WorkerHalf:
         group.copier.close(0.0)
         return RankGroup(cache, group.namespace, copier, group.blocks * page.tokens // before.page.tokens)
 
+    def suspend(self) -> bool:
+        """Returns whether all copies have ended, as the cache loses its memory. No copy begins before resume()."""
+        self._wait_or_cancel(self._storing)
+        ended = [group.copier.close(_SUSPENDING_S) for group in self.rank_groups]
+        return all(ended)
+
+    def resume(self) -> None:
+        """Copies again, after suspend(), now that the cache has memory at its old addresses."""
+        self.rank_groups = tuple(
+            msgspec.structs.replace(group, copier=open_copier(self._client, group.cache)) for group in self.rank_groups
+        )
+        self._groups = dict(zip(self._groups, self.rank_groups, strict=True))
+
     def end_overwritten_stores(self, commands: StepCommands) -> None:
         """Waits for the stores that read blocks which this step writes. Called before the step is computed.
 
@@ -197,7 +194,7 @@ class WorkerHalf:
         `idle`: the step computes nothing, so stores begin at once, and this waits briefly for loads.
         """
         if not self._loading and not self._storing:
-            return _NOTHING  # as in most steps
+            return NOTHING_FINISHED  # as in most steps
         if idle:
             self._begin(self._storing)
             self._wait_a_moment()

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from leaving_out import small_daemon, until_left_out, use_all_that_return
 from pagetier.client import Client
 from pagetier.client.engines.vllm import worker as half
-from pagetier.client.engines.vllm.messages import GroupLoad, LoadCommand, StepCommands, StoreCommand
-from pagetier.client.engines.vllm.worker import Finished, WorkerHalf, Zeroing
+from pagetier.client.engines.vllm.messages import Finished, GroupLoad, LoadCommand, StepCommands, StoreCommand
+from pagetier.client.engines.vllm.worker import WorkerHalf, Zeroing
 from pagetier.client.keys import Keys
 from pagetier.kernels.layout.page_layout import Shard
 from running_daemon import RunningDaemon
@@ -66,6 +66,31 @@ def test_ranks_that_divide_tokens_have_a_part_of_each_page(name: str, client: Cl
     assert not ends(loading).failed
     for stored, loaded in zip(BLOCKS_TO_STORE, BLOCKS_TO_LOAD, strict=True):
         assert same(target.page(loaded), source.page(stored))
+
+
+def test_no_copy_touches_a_cache_that_sleeps(client: Client) -> None:
+    """Copies in progress end, later ones are a miss or rejected, and after resume() pages are copied again."""
+    salt, cache = token_hex(8), heads_first()
+    cache.fill(1)
+    worker = worker_of(client, cache, salt=salt, settings=slow_of(cache, client, 20))
+    worker.store([store_command(worker, 0, BLOCKS_TO_STORE)])
+    ends(worker)
+    load = load_command(worker, client, (0, BLOCKS_TO_LOAD))
+    worker.store([store_command(worker, 0, BLOCKS_TO_STORE, held=True, prompt=1)])
+    assert worker.suspend() and worker.suspend(), "all copies have ended"
+    assert all(storing.store.ended for storing in worker._storing)
+    asleep = [cache.page(block) for block in range(BLOCKS)]
+    worker.store([store_command(worker, 0, BLOCKS_TO_STORE, prompt=2)])
+    worker.load([load])
+    done = ends(worker)
+    assert done.failed == {"loading"} and done.stored == {"storing"}
+    assert all(same(cache.page(block), asleep[block]) for block in range(BLOCKS))
+    with client.match(keys_of(worker, 0, len(BLOCKS_TO_STORE), 2)) as match:
+        assert not len(match), "a page of a cache without memory was stored"
+    worker.resume()
+    worker.load([load])
+    assert not ends(worker).failed
+    assert same(cache.page(BLOCKS_TO_LOAD[0]), cache.page(BLOCKS_TO_STORE[0]))
 
 
 def test_a_rank_executes_the_commands_for_its_own_layers(client: Client) -> None:
