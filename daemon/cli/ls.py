@@ -23,10 +23,14 @@ if TYPE_CHECKING:
     from pagetier.daemon.stats.prefixes import Prefix
 
 _NS = 1e9
+_UNKNOWN = "unknown"
 
 
 class ListedNamespace(msgspec.Struct, frozen=True):
-    """A namespace. Pages that are in memory and on disk count in both tiers; idle_seconds is None if unknown."""
+    """A namespace. Pages that are in memory and on disk count in both tiers.
+
+    idle_seconds is the most that it can be, None if unknown: matches leave no trace at a namespace.
+    """
 
     label: str
     digest: str
@@ -99,7 +103,7 @@ def _print_namespaces(found: Sequence[ListedNamespace], show: str | None, incomp
             format_size(each.memory_bytes),
             f"{each.disk_pages:,}",
             format_size(each.disk_bytes),
-            _ago(each.idle_seconds),
+            _at_most(_ago(each.idle_seconds)),
         )
         for each in found
     ]
@@ -122,8 +126,12 @@ def _print_prefixes(found: Sequence[Prefix], show: str | None, incomplete: str) 
     _print(found, ("first page", "pages", "bytes", "in memory", "on disk", "last used"), rows, show, incomplete)
 
 
+def _at_most(ago: str) -> str:
+    return ago if ago == _UNKNOWN else f"at most {ago}"
+
+
 def _ago(seconds: float | None) -> str:
-    return f"{spell_duration(float(round(seconds)))} ago" if seconds is not None else "unknown"
+    return f"{spell_duration(float(round(seconds)))} ago" if seconds is not None else _UNKNOWN
 
 
 def _print(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -152,7 +153,8 @@ def test_namespaces_are_listed_with_the_largest_first(daemon: DiskDaemon) -> Non
     assert sizes == sorted(sizes, reverse=True)
     mine = next(each for each in listed if each["digest"] == SPACE.digest.hex())
     assert (mine["label"], mine["disk_pages"], mine["page_tokens"]) == (SPACE.name, 6, 16)
-    assert mine["label"] in daemon.pagetier("pages", "ls").output
+    text = daemon.pagetier("pages", "ls").output
+    assert mine["label"] in text and re.search(r"at most \S+ ago", text)
 
 
 def test_a_disk_tier_that_is_not_open_is_not_called_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
