@@ -26,7 +26,7 @@ import msgspec
 from pagetier.client.measured_time import MeasuredTime
 
 _STEPS: Final = 64  # that say how fast the engine is, which changes little
-_READS: Final = 10  # that say how fast a tier is
+_READS: Final = 5  # that say how fast a tier is
 _PROBE_S: Final = 2.0  # the least time between two probes
 _PROBE_READS: Final = 100  # and the reads for each of them
 _PROBE_LATEST_S: Final = 4.0  # and the time after which a probe is due, however few requests there are

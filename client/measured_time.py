@@ -30,7 +30,7 @@ class MeasuredTime:
         self._squares = [[0.0] * quantities for _ in self._among]
         self._products = [0.0] * quantities
         self._factors: list[float] | None = None
-        self._was_slow = False
+        self._direction = 0
         self._learned = 0
 
     @property
@@ -49,30 +49,31 @@ class MeasuredTime:
     def learn(self, quantities: Sequence[float], seconds: float) -> None:
         """Adds a measurement.
 
-        A fast one counts at once, since nothing takes less time than it needs. One that took far longer than expected
-        counts in full only if the one before did too.
+        One that took far longer than expected counts in full only if the one before did too, and then all earlier ones
+        count as slower. The second one in a row that was far faster counts more than all slow ones.
         """
+        weighed = seconds
         if self._learned >= _FIRST:
-            seconds = self._believed(seconds, self.seconds(quantities))
+            seconds, weighed = self._believed(seconds, self.seconds(quantities))
         # Errors count in proportion to the time, so that a short one is known as well as a long one.
-        seconds = max(seconds, _SHORTEST_S)
-        parts = [quantity / seconds for quantity in quantities]
+        unit = max(weighed, _SHORTEST_S)
+        parts = [quantity / unit for quantity in quantities]
         for at in self._among:
             row = self._squares[at]
             for other in self._among:
                 row[other] = self._kept * row[other] + parts[at] * parts[other]
-            self._products[at] = self._kept * self._products[at] + parts[at]
+            self._products[at] = self._kept * self._products[at] + parts[at] * seconds / unit
         self._factors, self._learned = None, self._learned + 1
 
-    def _believed(self, seconds: float, expected: float) -> float:
-        """Returns what counts of a measurement. The second one that took far longer makes all earlier ones slower."""
-        was_slow, self._was_slow = self._was_slow, seconds > _SURPRISE * expected
-        if not self._was_slow:
-            return seconds
-        if not was_slow:
-            return _SURPRISE * expected
-        self._scale(seconds / expected)
-        return seconds
+    def _believed(self, seconds: float, expected: float) -> tuple[float, float]:
+        """Returns what counts of a measurement, and the time in proportion to which its error counts."""
+        direction = int(seconds > _SURPRISE * expected) - int(seconds * _SURPRISE < expected)
+        again, self._direction = direction == self._direction, direction
+        if direction > 0 and not again:
+            return _SURPRISE * expected, expected
+        if direction > 0:
+            self._scale(seconds / expected)
+        return seconds, seconds if direction and again else expected
 
     def _scale(self, factor: float) -> None:
         """Multiplies all earlier measurements by a factor."""

@@ -193,6 +193,21 @@ def test_a_single_slow_step_or_read_changes_little() -> None:
     assert decided(rule, 4000) is Decision.LOAD
 
 
+def test_a_tier_that_is_slow_in_the_mean_is_left_alone() -> None:
+    """Three of ten reads take a sixth of the time of computing, the others five times as long."""
+    random, rule, took = chance(), LoadOrCompute(), list[float]()
+    for tokens in (250, 500, 1000, 2000):
+        rule.computed(tokens, 0.0, tokens * 1e-3)
+    for at in range(300):
+        now, loading = 10.0 * at, 1 / 6 if random.random() < 0.3 else 5.0
+        decision = rule.decide(LowerTier.DISK, range(1000), now)
+        if decision is not Decision.COMPUTE:
+            rule.ended(rule.sent(LowerTier.DISK, 1000, TIMEOUT_S, now), 1.0, now + loading)
+        waits = min(loading, 1.25) if decision is Decision.LOAD else 0.0
+        took.append(waits + (0.0 if waits == loading and decision is Decision.LOAD else 1.0))
+    assert np.mean(took[FIRST:]) <= 1.3
+
+
 def test_a_read_counts_once() -> None:
     rule = taught(World())
     read = rule.sent(LowerTier.DISK, 1000, TIMEOUT_S, 0.0)
