@@ -172,6 +172,9 @@ def test_a_user_reads_ahead_at_most_a_share_of_the_arena(share: float, most: int
     waiting[0](Fetched(1, b""))  # type: ignore[operator]
     ask(1, 1)
     assert offered[-1] == most - 2
+    limits.follow(share / 2)
+    ask(3, 1)
+    assert offered[-1] == most // 2
 
 
 def test_a_user_has_at_most_so_many_requests_that_read_ahead() -> None:

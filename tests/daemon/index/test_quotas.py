@@ -137,6 +137,20 @@ def test_a_page_that_never_fits_does_not_reject_the_pages_after_it() -> None:
     assert [quota.pages(0, rows(size)) for size in asked] == [0, 1, 1, 0, 1]
 
 
+def test_a_reload_changes_the_share_of_a_process_that_has_reserved_pages() -> None:
+    arena = Arena(2000)
+    quota = StoreQuota(arena, 0.5)  # type: ignore[arg-type]
+    assert quota.pages(0, rows(FRAME)) == 1
+    quota.follow(0.0)
+    assert quota.pages(0, rows(*[FRAME] * 1499)) == 1499
+    arena.writing = 1500
+    quota.follow(0.9)
+    assert quota.pages(0, rows(*[FRAME] * 400)) == 300, "what it reserved without a limit counts"
+    arena.writing = 1800
+    quota.follow(0.5)
+    assert quota.pages(0, rows(FRAME)) == 0
+
+
 def test_without_a_quota_everything_is_allowed() -> None:
     assert pages(Arena(2000, writing=2000), 0.0, *[FRAME] * 3000) == 3000
     assert pages(Arena(1000, writing=1000), 0.5, *[FRAME] * 3000) == 3000
