@@ -207,6 +207,11 @@ class AsyncCopier:
         return ended
 
     @property
+    def settings(self) -> CopySettings:
+        """The limits of the copies."""
+        return self._settings
+
+    @property
     def load_bandwidth(self) -> int:
         """The limit on the bandwidth of loads in bytes per second; 0 for no limit."""
         return self._settings.load_bandwidth

@@ -10,7 +10,7 @@ from pagetier.shm import clock
 from pagetier.shm._core import EventsResult, Session, TierFlag
 from pagetier.shm.failpoints import point
 
-_MOST_PAGES: Final = 1 << 18
+MOST_PAGES: Final = 1 << 18
 
 
 class LocationChanges(Generic[P]):
@@ -28,7 +28,7 @@ class LocationChanges(Generic[P]):
         shares: The keys of a page, one for each division of the ranks.
     """
 
-    def __init__(self, client: Client, lease: float, most_pages: int = _MOST_PAGES, shares: int = 1) -> None:
+    def __init__(self, client: Client, lease: float, most_pages: int = MOST_PAGES, shares: int = 1) -> None:
         self._client = client
         self._pages = EventTable[P](most_pages, shares)
         self._session: Session | None = None

@@ -130,7 +130,8 @@ class GpuPages:
         """Remembers pages up to the first one that vLLM does not cache. Returns their number."""
         before, size = command.before or b"", len(command.blocks) // command.pages
         for at in range(command.pages):
-            key, blocks = command.keys[at * KEY_BYTES : (at + 1) * KEY_BYTES], command.blocks[at * size :][:size]
+            key = command.keys[at * KEY_BYTES : (at + 1) * KEY_BYTES]
+            blocks = command.blocks[at * size : (at + 1) * size]
             content = self._content_of(blocks)
             if None in content:
                 return at

@@ -77,7 +77,7 @@ def namespace_of(config: Any, group: Any, shape: PageShape, identity: ModelIdent
         revision=_canonical_json(_revision(config, identity.weights)),
         dtype=str(model.dtype).removeprefix("torch."),
         page_tokens=group.kv_cache_spec.block_size * shape.context.ranks * shape.blocks,
-        group=_canonical_json(_group_settings(config, shape)),
+        group=_canonical_json(_group_settings(config, group, shape)),
         layout=shape.page.layout,
         rope=_canonical_json(_rope(model)),
         quantisation=_canonical_json(_quantisation(config)),
@@ -86,8 +86,10 @@ def namespace_of(config: Any, group: Any, shape: PageShape, identity: ModelIdent
     )
 
 
-def _group_settings(config: Any, shape: PageShape) -> dict[str, object]:
+def _group_settings(config: Any, group: Any, shape: PageShape) -> dict[str, object]:
     settings: dict[str, object] = {
+        # A page of as many tokens may be of fewer, larger blocks, whose bytes may be in another order.
+        "block": group.kv_cache_spec.block_size,
         "layers": list(shape.layers),
         "hashes": _hashes(config.cache_config),
         "state": list(shape.formats),

@@ -15,7 +15,7 @@ from pagetier.client.async_copy.copier import open_copier
 from pagetier.client.client import Client
 from pagetier.client.engines.attachment_log import AttachmentLog
 from pagetier.client.engines.block_groups import BlockGroup, blocks_of_page
-from pagetier.client.engines.events.changes import LocationChanges
+from pagetier.client.engines.events.changes import MOST_PAGES, LocationChanges
 from pagetier.client.engines.file_digests import FileDigests, user_memory
 from pagetier.client.engines.unsupported import UnsupportedError
 from pagetier.client.engines.vllm.arriving_pages import PrefixCache
@@ -244,9 +244,8 @@ def _kind_of_block(groups: Any, shape: PageShape) -> Group:
 def announces(config: Any, settings: ConnectorSettings) -> bool:
     """Returns whether KV cache events are enabled and this engine could load what they announce."""
     wanted = getattr(config, "kv_events_config", None)
-    if wanted is None or not wanted.enable_kv_cache_events:
-        return False
-    return directions_of(config.kv_transfer_config, settings).loads
+    enabled = wanted is not None and bool(wanted.enable_kv_cache_events)
+    return enabled and directions_of(config.kv_transfer_config, settings).loads
 
 
 def _kv_cache_events(
@@ -256,7 +255,8 @@ def _kv_cache_events(
     if not announces(config, settings):
         return None
     specs = {group.number: groups.kv_cache_groups[group.number].kv_cache_spec for group in paged}
-    changes = LocationChanges[KnownPage](client, settings.events_lease, shares=len(paged) // len(specs))
+    most_pages = MOST_PAGES // max(group.blocks for group in paged)  # a page is remembered with all of its blocks
+    changes = LocationChanges[KnownPage](client, settings.events_lease, most_pages, len(paged) // len(specs))
     return VllmEvents(changes, specs, prefix_cache_resets(pool))
 
 

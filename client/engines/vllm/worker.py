@@ -140,7 +140,9 @@ class WorkerHalf:
         if page == before.page:
             return group
         cache = PagedCache(before.cache, page, before.shard)
-        copier = open_copier(self._client, cache)  # first, so that an arena that is being pinned stays pinned
+        # First, so that an arena that is being pinned stays pinned. With the settings of the copier before: an engine
+        # that runs must not fail by a settings file that was damaged since its start.
+        copier = open_copier(self._client, cache, group.copier.settings)
         group.copier.close(0.0)
         return RankGroup(cache, group.namespace, copier, group.blocks * page.tokens // before.page.tokens)
 

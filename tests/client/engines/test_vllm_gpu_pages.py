@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from fake_vllm_config import group, vllm_config
@@ -30,6 +31,24 @@ def test_heads_are_stored_before_tails_in_runs_of_consecutive_pages() -> None:
     assert (one.first, one.blocks, one.keys, one.before) == (4, (5,), keys[128:160], keys[96:128])
     assert (other.first, other.blocks, other.keys, other.before) == (6, (7, 8), keys[192:], keys[160:192])
     assert len(pages) == 4 + 5
+
+
+class CountedBlocks(tuple[int, ...]):
+    """Blocks that count how many of them were copied."""
+
+    copied = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        CountedBlocks.copied += len(found) if isinstance(place, slice) else 0
+        return found
+
+
+def test_a_long_prompt_costs_no_more_for_each_page_than_a_short_one() -> None:
+    pages = GpuPages(FreeBlocks(1000), 1, ConnectorCounters())
+    whole = command("a", range(1000))
+    assert not [*pages.remember([msgspec.structs.replace(whole, blocks=CountedBlocks(whole.blocks))])]
+    assert CountedBlocks.copied == 1000
 
 
 def test_pages_that_the_engine_does_not_cache_are_stored_at_once() -> None:

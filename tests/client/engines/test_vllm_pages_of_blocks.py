@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from secrets import token_hex
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from fake_vllm_config import group, vllm_config
@@ -24,6 +26,7 @@ from pagetier.client.engines.vllm.store_planner import late_store_commands, stor
 from pagetier.client.engines.vllm.worker import WorkerHalf
 from pagetier.client.engines.weights import ModelIdentity
 from pagetier.client.groups import FullAttention, Group, SlidingWindow
+from pagetier.kernels.config.settings_file import SettingsError, load_settings
 from pagetier.kernels.layout.page_layout import PageLayout, Rows
 from pagetier.shm._core import KEY_BYTES
 from running_daemon import RunningDaemon, namespace
@@ -194,3 +197,29 @@ def test_the_scheduler_chooses_the_blocks_of_a_page_for_all_divisions_of_the_ran
     assert [one.hashes for one in half._groups] == [8, 8]
     assert [one.namespace.layout for one in half._groups] == [stage.of_blocks(8).page.layout for stage in stages]
     half.close()
+
+
+def test_pages_of_other_blocks_have_other_names() -> None:
+    """The bytes of a block may be in an order that depends on its size."""
+    page, names = PageShape(PageLayout(16, ((Rows("kv", "uint8", 1, 64),),))), set()
+    for size, blocks in ((16, 4), (32, 2), (64, 1)):
+        groups = SimpleNamespace(kv_cache_groups=[group(size)])
+        shape = msgspec.structs.replace(page, blocks=blocks)
+        (space,) = namespaces_of(vllm_config(), groups, [shape], ModelIdentity("weights"), "")
+        assert space.page_tokens == 64
+        names.add(space.digest)
+    assert len(names) == 3
+
+
+def test_a_settings_file_that_was_damaged_since_the_start_does_not_end_the_engine(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = worker_of(client, CACHES[ATTENTION[0]](), salt=token_hex(8))
+    (tmp_path / "copy.toml").write_text("damaged")
+    monkeypatch.setenv("PAGETIER_COPY_CONFIG", str(tmp_path / "copy.toml"))
+    with pytest.raises(SettingsError):
+        load_settings()
+    page = worker.rank_groups[0].cache.page
+    worker.use_pages([PageLayout(PAGE_BLOCKS * page.tokens, page.layers)])
+    assert worker.rank_groups[0].blocks == PAGE_BLOCKS
+    worker.close()
