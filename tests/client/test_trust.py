@@ -30,6 +30,7 @@ from running_daemon import START_S
 
 pytestmark = as_root
 
+# All that these processes import later, as root: its folder may be closed to the users that they become.
 _DAEMON = "import asyncio, concurrent.futures.thread\nfrom pagetier.daemon.main import main"
 _UNMAPPED = """
 import sys
@@ -79,7 +80,7 @@ def attach(user: int, *socket: str, expected: bool = False, **environ: str) -> s
     """Returns what a client of this user logs and stores, with no settings but `socket` and `environ`."""
     code = f"expected = {expected}\n{_CLIENT}"
     _, output = output_as(
-        user, "import time\nfrom pagetier.client import Client, Namespace", code, *socket, environ=environ
+        user, "import difflib, time\nfrom pagetier.client import Client, Namespace", code, *socket, environ=environ
     )
     return output
 
@@ -193,7 +194,7 @@ def test_commands_do_not_trust_it_either(untrusted: Path, command: str) -> None:
 
 
 def test_a_replay_does_not_trust_it_either(untrusted: Path) -> None:
-    imports = "from pagetier.client.cli.replay import clients, replay, run"
+    imports = "import difflib\nfrom pagetier.client.cli.replay import clients, replay, run"
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as trace:
         trace.write('{"timestamp": 0, "input_length": 16, "output_length": 1, "hash_ids": [1]}\n')
         trace.flush()
