@@ -117,7 +117,7 @@ def test_a_wrong_clock_removes_nothing_that_is_being_written(folder: Path, monke
 
 
 def test_the_folder_of_what_is_being_written_is_no_prefix() -> None:
-    with pytest.raises(TierError, match=r"remote\.prefix cannot be '\.unfinished"):
+    with pytest.raises(TierError, match=r"the prefix in remote\.url cannot be '\.unfinished"):
         check_options(FleetOptions(url="file:///tmp", prefix=".unfinished/x"))
 
 
