@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import socket
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from eventually import eventually
 from fake_host import host_files
 from free_ports import free_ports
 from other_users import as_root
 from pagetier.daemon.config.loader import load
 from pagetier.daemon.config_check import check_config
 from pagetier.daemon.host.host import Host
-from pagetier.shm._core import ShmError
+from pagetier.daemon.status.disk_report import Standing
+from pagetier.shm._core import FORMAT, HEAD_LAYOUT, ShmError
 from pagetier.shm.exit_codes import Exit
-from refused_starts import AS_NOBODY, pagetierd
+from refused_starts import AS_NOBODY, arguments, fill, pagetierd
 from running_daemon import RunningDaemon
+
+# Imported before the process becomes another user, which may be unable to read them.
+CHECK_AS_NOBODY = f"from pagetier.daemon import disk_check, sockets_check; {AS_NOBODY}"
 
 
 def warnings(flags: dict[str, str]) -> str:
@@ -102,7 +109,7 @@ def test_a_check_by_a_user_who_may_not_create_the_socket_fails_as_the_start_woul
         Path(place).chmod(0o755)
         (Path(place) / "folder").mkdir(mode=0o755)
         given = sets(f"name={name}", "arena.size=8MiB", f"socket={place}/{path}")
-        checked, started = (pagetierd(*given, *more, code=AS_NOBODY) for more in (("--check",), ()))
+        checked, started = (pagetierd(*given, *more, code=CHECK_AS_NOBODY) for more in (("--check",), ()))
     assert (checked.code, started.code) == (Exit.REFUSED, Exit.REFUSED), checked.text + started.text
     assert checked.reported == started.reported and "set another socket" in checked.reported
 
@@ -114,7 +121,7 @@ def test_a_disk_folder_that_this_user_may_not_write_to_is_a_warning_with_the_com
         (Path(place) / "root").mkdir(mode=0o755)
         disk = (f"disk.path={place}/root/disk", "disk.size=64MiB")
         given = sets(f"name={name}", "arena.size=8MiB", f"socket={place}/s", *disk)
-        checked = pagetierd(*given, "--check", code=AS_NOBODY)
+        checked = pagetierd(*given, "--check", code=CHECK_AS_NOBODY)
     assert checked.code == Exit.OK, checked.text
     assert f"warning: no disk tier: {place}/root/disk cannot be used; user 65534 may not write there" in checked.text
     assert f"install -d -m 700 -o 65534 {place}/root/disk" in checked.text
@@ -133,3 +140,169 @@ def test_the_arena_of_a_daemon_that_runs_fits_however_little_memory_is_left(tmp_
 
 def test_an_index_smaller_than_the_arena_is_a_warning() -> None:
     assert "index.entries = 5 " in warnings({"index.entries": "5"})
+
+
+# --- segments that an earlier daemon has left, or a running one has ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("other", "have", "wanted"),
+    [
+        (["--arena-size", "32MiB"], "arena.size = 16MiB", "arena.size = 32MiB"),
+        (["--set", "arena.frame_size=128KiB"], "arena.frame_size = 64KiB", "arena.frame_size = 128KiB"),
+        (["--set", "index.entries=5000"], "index.entries = 256", "index.entries = 5000"),
+    ],
+)
+def test_pages_left_in_another_arena_fail_as_at_the_start(
+    left: RunningDaemon, other: list[str], have: str, wanted: str
+) -> None:
+    checked, started = pagetierd(*arguments(left, *other), "--check"), pagetierd(*arguments(left, *other))
+    assert (checked.code, started.code) == (Exit.UNFIT, Exit.UNFIT), checked.text + started.text
+    found = f"segments {left.name!r} contain pages and have {have}; the configuration asks for {wanted}"
+    assert checked.reported == f"{found}; --fresh discards what is in them"
+    with_disk = sets(f"disk.path={left.folder.name}/disk", "disk.size=64MiB")
+    advised = pagetierd(*arguments(left, *other), *with_disk, "--check").reported
+    assert f"start once with {have} and stop, which writes unwritten pages to disk" in advised
+    assert pagetierd(*arguments(left), "--check").code == Exit.OK
+
+
+def test_pages_left_in_another_format_fail_as_at_the_start(left: RunningDaemon) -> None:
+    write_format(left.name, FORMAT + 1)
+    checked, started = pagetierd(*arguments(left), "--check"), pagetierd(*arguments(left))
+    write_format(left.name, FORMAT)
+    assert (checked.code, started.code) == (Exit.UNFIT, Exit.UNFIT), checked.text + started.text
+    assert checked.reported == started.reported and f"this build reads format {FORMAT}" in checked.reported
+
+
+def write_format(name: str, number: int) -> None:
+    """Makes the index one of this format."""
+    at = next(offset for field, offset, _ in HEAD_LAYOUT.fields if field == "format")
+    with Path(f"/dev/shm/{name}.index").open("r+b") as index:
+        index.seek(at)
+        index.write(number.to_bytes(4, "little"))
+
+
+def test_segments_without_pages_are_no_failure_in_another_arena() -> None:
+    with RunningDaemon() as daemon:
+        daemon.kill()
+        assert pagetierd(*arguments(daemon, "--arena-size", "32MiB"), "--check").code == Exit.OK
+        daemon.start()
+
+
+def test_a_restart_into_another_arena_is_a_warning_beside_the_running_daemon(daemon: RunningDaemon) -> None:
+    fill(daemon)
+    checked = pagetierd(*arguments(daemon, "--arena-size", "32MiB"), "--check")
+    assert checked.code == Exit.OK, checked.text
+    assert f"note: a daemon of this name (PID {daemon.pid}) uses its segments" in checked.text
+    assert "warning: a restart that keeps pages would be refused" in checked.text
+    assert "have arena.size = 16MiB; the configuration asks for arena.size = 32MiB; stop and start" in checked.text
+    assert "warning" not in pagetierd(*arguments(daemon), "--check").text
+
+
+@as_root
+def test_segments_of_another_user_fail_as_at_the_start() -> None:
+    with RunningDaemon() as daemon, tempfile.TemporaryDirectory(prefix="pagetier-test-") as place:
+        Path(place).chmod(0o777)
+        given = arguments(daemon, "--socket", f"{place}/s")
+        checked, started = (pagetierd(*given, *more, code=CHECK_AS_NOBODY) for more in (("--check",), ()))
+    assert (checked.code, started.code) == (Exit.REFUSED, Exit.REFUSED), checked.text + started.text
+    assert checked.reported == started.reported and "belongs to user root" in checked.reported
+
+
+# --- sockets in use ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("setting", ["metrics.listen", "http.listen"])
+def test_a_port_in_use_fails_as_at_the_start_also_beside_the_running_daemon(
+    setting: str, daemon: RunningDaemon, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "token").write_text("a" * 32)
+    (tmp_path / "token").chmod(0o600)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        used = sets(f"{setting}=127.0.0.1:{other.getsockname()[1]}", f"http.token_file={tmp_path}/token")
+        own = [*sets(f"name={name}", f"socket={tmp_path}/s", "arena.size=8MiB"), *used]
+        checked, started = pagetierd(*own, "--check"), pagetierd(*own)
+        beside = pagetierd(*arguments(daemon, *used), "--check")
+    assert (checked.code, started.code) == (Exit.REFUSED, Exit.REFUSED), checked.text + started.text
+    assert checked.reported == started.reported == beside.reported
+    assert "Address already in use: stop the process that uses it" in beside.reported and beside.code == Exit.REFUSED
+
+
+def test_what_the_running_daemon_listens_on_is_no_failure(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    used = sets(f"metrics.listen={port}", f"http.listen={tmp_path}/http")
+    with RunningDaemon("16MiB", "64KiB", *used) as daemon:
+        checked = pagetierd(*arguments(daemon), *used, "--check")
+        other = pagetierd(*arguments(daemon, "--name", "pagetier-test-other"), "--check")
+    assert checked.code == Exit.OK and f"(PID {daemon.pid})" in checked.text, checked.text
+    assert other.code == Exit.REFUSED
+    assert other.reported == f"another daemon listens on {daemon.socket}: stop it, or set another socket"
+
+
+def test_a_file_in_place_of_a_socket_fails_as_at_the_start(tmp_path: Path, given: list[str]) -> None:
+    (tmp_path / "s").touch()
+    checked, started = pagetierd(*given, "--check"), pagetierd(*given)
+    assert (checked.code, started.code) == (Exit.REFUSED, Exit.REFUSED)
+    assert checked.reported == started.reported and "exists and is not a socket" in checked.reported
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("0660", True), ("0666", False)])
+def test_a_socket_mode_that_keeps_out_configured_users_is_a_warning(mode: str, *, expected: bool) -> None:
+    found = warnings({"access.users": "65534", "access.socket_mode": mode})
+    assert ("the socket's mode 0660 keeps out users that access.users" in found) is expected
+
+
+# --- folders of the disk tier -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("open to all", "all users may write to DISK: chmod o-w DISK"),
+        ("foreign file", "DISK contains other files (holiday.jpg)"),
+        ("in use", "DISK is in use by another daemon"),
+    ],
+)
+def test_a_folder_that_a_worker_refuses_is_a_warning_in_its_words(
+    state: str, words: str, tmp_path: Path, given: list[str]
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir(mode=0o700)
+    (disk / "owner").touch(0o600)
+    if state == "open to all":
+        disk.chmod(0o777)
+    if state == "foreign file":
+        (disk / "holiday.jpg").touch()
+    before = sorted(disk.iterdir())
+    with (disk / "owner").open() as owner:
+        if state == "in use":
+            fcntl.flock(owner, fcntl.LOCK_EX)
+        found = warnings({"disk.path": str(disk), "disk.size": "64MiB", "socket": str(tmp_path / "s")})
+        assert f"warning: no disk tier: {words.replace('DISK', str(disk))}" in found
+        assert sorted(disk.iterdir()) == before
+        with RunningDaemon("16MiB", "64KiB", *sets(f"disk.path={disk}", "disk.size=64MiB")) as daemon:
+            assert eventually(lambda: daemon.snapshot().disk.standing is Standing.DOWN)
+            assert words.replace("DISK", str(disk)) in daemon.snapshot().disk.trouble
+
+
+def test_the_folder_of_the_running_daemon_is_no_warning(tmp_path: Path) -> None:
+    with RunningDaemon("16MiB", "64KiB", *sets(f"disk.path={tmp_path}/disk", "disk.size=64MiB")) as daemon:
+        daemon.wait_disk_open()
+        given = sets(f"disk.path={tmp_path}/disk", "disk.size=64MiB")
+        own = pagetierd(*arguments(daemon), *given, "--check")
+        other = pagetierd(
+            *sets("name=pagetier-test-other", f"socket={tmp_path}/s", "arena.size=8MiB"), *given, "--check"
+        )
+    assert own.code == other.code == Exit.OK and "warning" not in own.text
+    assert f"{tmp_path}/disk is in use by another daemon" in other.text
+
+
+@as_root
+def test_a_note_says_to_root_that_a_folder_belongs_to_another_user(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    os.chown(tmp_path / "disk", 65534, -1)
+    given = {"disk.path": str(tmp_path / "disk"), "disk.size": "64MiB", "socket": str(tmp_path / "s")}
+    lines = list(check_config(load(None, {}, {"arena.size": "8MiB", **given}), Host()))
+    assert (
+        f"note: {tmp_path}/disk belongs to user nobody: a daemon of that user can use it, one of root cannot" in lines
+    )
