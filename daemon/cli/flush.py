@@ -178,7 +178,7 @@ def _forget_pages(daemon: Daemon, keys: bytes, wanted: FlushArguments) -> None:
     if FORGET not in daemon.extras:
         raise click.ClickException("this daemon is of an earlier version, which forgets no single pages: restart it")
     pages, most = len(keys) // KEY_BYTES, FORGET_KEYS * KEY_BYTES
-    click.echo(f"{counted(pages, 'page')} named")
+    click.echo(f"would drop {counted(pages, 'page')}" if wanted.dry else f"{counted(pages, 'page')} named")
     if wanted.dry:
         return
     if not wanted.sure:
@@ -201,11 +201,12 @@ def _show_forgotten(pages: int, outcome: FlushOutcome) -> None:
 
 
 def _show_choice(chosen: Sequence[NamespaceRecord], wanted: FlushArguments) -> None:
+    would = "would drop from " if wanted.dry else ""
     if wanted.namespace is None:
-        click.echo(f"all namespaces: {_contents(chosen, wanted.tier)}")
+        click.echo(f"{would}all namespaces: {_contents(chosen, wanted.tier)}")
         return
     for space in chosen:
-        click.echo(f"{space.name}: {_contents([space], wanted.tier)}")
+        click.echo(f"{would}{space.name}: {_contents([space], wanted.tier)}")
 
 
 def _contents(spaces: Sequence[NamespaceRecord], tier: str | None) -> str:

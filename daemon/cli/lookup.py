@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 import click
 import msgspec
@@ -12,6 +12,11 @@ from pagetier.daemon.cli.daemon_connection import daemon_at, socket_option
 from pagetier.daemon.cli.page_arguments import named_pages, pages_options
 from pagetier.daemon.stats.page_lookup import look_up, lookup_note
 from pagetier.shm.units import counted
+
+_NO_CHAIN: Final = (
+    "no page has these tokens; token IDs name only pages whose keys are pagetier's own chain: pages of vLLM are found"
+    " by its block hashes only (--keys-file)"
+)
 
 
 @click.command()
@@ -30,7 +35,8 @@ def lookup(
     with daemon_at(socket) as daemon:
         space, keys = named_pages(daemon.observer, namespace, keys_file, tokens_file)
         found = look_up(daemon.observer, keys, space.page_tokens)
-        note = lookup_note(daemon.observer, space, keys)
+        is_found = found.memory or found.disk
+        note = _NO_CHAIN if tokens_file and keys and not is_found else lookup_note(daemon.observer, space, keys)
     if note:
         click.echo(f"note: {note}", err=True)
     if show:

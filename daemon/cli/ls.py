@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import click
 import msgspec
@@ -15,7 +15,7 @@ from pagetier.daemon.common.namespaces import with_pages
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm import clock
-from pagetier.shm._core import Observer
+from pagetier.shm._core import LISTED_LAYOUT, NamespaceRecord, Observer
 from pagetier.shm.protocol import DISK
 from pagetier.shm.units import format_size, spell_duration
 
@@ -23,13 +23,18 @@ if TYPE_CHECKING:
     from pagetier.daemon.stats.prefixes import Prefix
 
 _NS = 1e9
-_UNKNOWN = "unknown"
+_UNKNOWN = "before the daemon's start"
+# The times of uses are nanoseconds since the boot, but pages that a daemon finds on disk get 1, 2, 3 and so on. No
+# daemon has served so early.
+_EARLIEST_USE_S: Final = 1.0
+_Row: TypeAlias = msgspec.Struct | Mapping[str, object]
 
 
 class ListedNamespace(msgspec.Struct, frozen=True):
     """A namespace. Pages that are in memory and on disk count in both tiers.
 
-    idle_seconds is the most that it can be, None if unknown: matches leave no trace at a namespace.
+    idle_seconds is the most that it can be: matches leave no trace at a namespace, only at its pages. None: nothing of
+    it was used since the daemon found it on disk.
     """
 
     label: str
@@ -51,14 +56,15 @@ def ls(socket: Path, namespace: str | None, most: int, show: str | None) -> None
     """List the namespaces, or the largest prefixes of one.
 
     A prefix is all pages that begin with the same page. Which page follows which is not known of pages that were stored
-    with evict.policy = "lru": those that were stored together count as one prefix.
+    with evict.policy = "lru": those that were stored together count as one prefix. The last use of pages that the
+    daemon has found on disk, and that were not used since, is not known.
 
     Exit codes: 0: success; 1: no such namespace; 2: invalid usage; 3: no daemon.
     """
     with daemon_at(socket) as daemon:
         incomplete = _why_incomplete(daemon)
         if namespace is None:
-            _print_namespaces(_namespaces(daemon.observer)[:most], show, incomplete)
+            _print_namespaces(_namespaces(daemon.observer, most), show, incomplete)
         else:
             from pagetier.daemon.stats.prefixes import largest_prefixes
 
@@ -76,9 +82,10 @@ def _why_incomplete(daemon: Daemon) -> str:
     return "the disk tier is being opened, so its pages are not listed yet"
 
 
-def _namespaces(observer: Observer) -> list[ListedNamespace]:
-    now = clock.now_ns()
-    found = [
+def _namespaces(observer: Observer, most: int) -> list[ListedNamespace]:
+    """Returns the largest namespaces, the largest first."""
+    spaces = sorted(with_pages(observer.spaces()), key=lambda space: -(space.bytes + space.disk_bytes))
+    return [
         ListedNamespace(
             label=space.name,
             digest=space.digest.hex(),
@@ -87,11 +94,29 @@ def _namespaces(observer: Observer) -> list[ListedNamespace]:
             memory_bytes=space.bytes,
             disk_pages=space.disk_pages,
             disk_bytes=space.disk_bytes,
-            idle_seconds=round(max(0, now - space.used_ns) / _NS, 3) if space.used_ns else None,
+            idle_seconds=_known((clock.now_ns() - _used_ns(observer, space)) / _NS),
         )
-        for space in with_pages(observer.spaces())
+        for space in spaces[:most]
     ]
-    return sorted(found, key=lambda each: -(each.memory_bytes + each.disk_bytes))
+
+
+def _used_ns(observer: Observer, space: NamespaceRecord) -> int:
+    """Returns when a namespace was last used, or an earlier time.
+
+    A daemon that finds a namespace on disk notes that as a use, so only the pages tell.
+    """
+    if not space.disk_pages:
+        return space.used_ns
+    import numpy as np
+
+    from pagetier.shm.row_arrays import dtype_of
+
+    return int(np.frombuffer(observer.pages(space.number), dtype_of(LISTED_LAYOUT))["used_ns"].max(initial=0))
+
+
+def _known(idle_seconds: float) -> float | None:
+    """Returns how long something has not been used; None if that began before the daemon."""
+    return round(max(0.0, idle_seconds), 3) if clock.now_ns() / _NS - idle_seconds > _EARLIEST_USE_S else None
 
 
 def _print_namespaces(found: Sequence[ListedNamespace], show: str | None, incomplete: str) -> None:
@@ -119,11 +144,12 @@ def _print_prefixes(found: Sequence[Prefix], show: str | None, incomplete: str) 
             format_size(each.bytes),
             f"{each.memory_pages:,}",
             f"{each.disk_pages:,}",
-            _ago(each.idle_seconds),
+            _ago(_known(each.idle_seconds)),
         )
         for each in found
     ]
-    _print(found, ("first page", "pages", "bytes", "in memory", "on disk", "last used"), rows, show, incomplete)
+    shown = [msgspec.structs.asdict(each) | {"idle_seconds": _known(each.idle_seconds)} for each in found]
+    _print(shown, ("first page", "pages", "bytes", "in memory", "on disk", "last used"), rows, show, incomplete)
 
 
 def _at_most(ago: str) -> str:
@@ -135,7 +161,7 @@ def _ago(seconds: float | None) -> str:
 
 
 def _print(
-    found: Sequence[msgspec.Struct],
+    found: Sequence[_Row],
     heads: Sequence[str],
     rows: Sequence[Sequence[str]],
     show: str | None,

@@ -64,6 +64,7 @@ def remote_addresses(ctx: click.Context, param: click.Parameter, value: tuple[st
 
 _NAMED_ADDRESSES = ("any", "localhost", "link-local", "multicast")
 _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
+_WHAT_IS_HIDDEN = "/home, /root and /tmp are hidden from it"
 
 
 @click.group()
@@ -190,10 +191,18 @@ def remove(root: Path, tenant: str | None, purge: bool, yes: bool) -> None:  # n
 
 def _warnings(program: str) -> Iterator[str]:
     """Yields reasons why the unit could not start its program."""
-    real = {program, str(Path(program).resolve()), str(Path(sys.executable).resolve())}
-    hidden = sorted(path for path in real if path.startswith(tuple(f"{folder}/" for folder in _HIDDEN)))
-    if hidden:
-        yield f"the service cannot access {hidden[0]}, as /home and /tmp are hidden from it; install to /opt or /usr"
+    base = str(Path(sys.executable).resolve())
+    if hidden := next(filter(_is_hidden, (program, str(Path(program).resolve()))), ""):
+        yield f"the service cannot access {hidden}, as {_WHAT_IS_HIDDEN}; install to /opt or /usr"
+    elif _is_hidden(base):
+        yield (
+            f"the service cannot access {base}, the Python that this environment was made with, as {_WHAT_IS_HIDDEN};"
+            " make the environment again with a Python below /usr or /opt: /usr/bin/python3 -m venv FOLDER"
+        )
+
+
+def _is_hidden(path: str) -> bool:
+    return path.startswith(tuple(f"{folder}/" for folder in _HIDDEN))
 
 
 def _unreadable(root: Path, files: Sequence[UnitFile]) -> Iterator[str]:

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from other_users import as_root
-from pagetier.daemon.cli import main, unit_files
+from pagetier.daemon.cli import main, unit, unit_files
 from pagetier.daemon.host.listening_socket import open_socket
 
 UNIT = "etc/systemd/system/pagetierd.service"
@@ -104,6 +104,23 @@ def test_a_unit_that_starts_another_installation_counts_as_unmodified(newer: Pat
     unit.write_text(here.replace(str(PROGRAM), "/opt/another/bin/pagetierd"))
     assert install(newer).exit_code == 0
     assert unit.read_text().split("\n", 1)[1] == here.split("\n", 1)[1] + "# newer\n"
+
+
+def test_a_python_that_the_service_cannot_access_is_named_apart_from_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden, bin_of = tmp_path / "home/.pyenv/python3", tmp_path / "opt/bin"
+    for folder in (hidden.parent, bin_of):
+        folder.mkdir(parents=True)
+    hidden.touch()
+    (bin_of / "pagetierd").touch()
+    (bin_of / "python3").symlink_to(hidden)
+    monkeypatch.setattr(unit, "_HIDDEN", (str(tmp_path / "home"),))
+    monkeypatch.setattr(sys, "executable", str(bin_of / "python3"))
+    named = f"cannot access {hidden}, the Python that this environment was made with"
+    assert_ends(install(tmp_path / "root"), 0, named, "/usr/bin/python3 -m venv")
+    monkeypatch.setattr(unit, "_HIDDEN", (str(tmp_path / "opt"), str(tmp_path / "home")))
+    assert_ends(install(tmp_path / "root"), 0, f"cannot access {bin_of / 'pagetierd'}", "install to /opt or /usr")
 
 
 @pytest.mark.parametrize("file", [UNIT, SANDBOX])

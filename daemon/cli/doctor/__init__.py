@@ -72,9 +72,10 @@ def doctor(socket: Path | None, config: Path | None, report: Path | None, writes
     """Check the host and the daemon; each line says ok or what to do.
 
     Changes nothing, but with a fleet writes one page of its own to the store and removes it. With --write it does the
-    same with a page in memory, and measures each step; nothing of it counts as traffic, but a full arena evicts its
-    coldest pages for it. Run it as root or as the daemon's user. With --config it also says
-    whether a restart with this file would keep the pages; without, a daemon that runs is checked by its own settings.
+    same with a page in memory, and measures each step. This is no traffic: of the counters, only those of granted and
+    of flushed pages rise, each by one. But a full arena evicts its coldest pages for it. Run it as root or as the
+    daemon's user. With --config it also says whether a restart with this file would keep the pages; without, a daemon
+    that runs is checked by its own settings.
 
     Exit codes: 0: no problems (warnings possible); 1: problems found; 2: invalid usage or configuration.
     """

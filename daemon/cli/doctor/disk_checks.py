@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
+from pagetier.daemon.cli.doctor.result import Level, Result, ok, problem, warning
 from pagetier.daemon.cli.tables import synced
 from pagetier.daemon.config.disk_capacity import device_capacity_text
 from pagetier.daemon.config.disk_options import DeviceOptions
@@ -81,7 +83,9 @@ def check_disk(config: Config, host: Host, snapshot: Snapshot | None) -> Iterato
     for device in config.disk.devices:
         report = reports.get(str(device.path))
         if report is None or report.standing is not Standing.OPEN:  # an open device proves that its daemon may write
-            yield _folder(device.path, host)
+            found = _folder(device.path, host)
+            if found.level is not Level.OK or report is None or not report.trouble:  # else see the tier's own line
+                yield found
     yield from check_service_may_write(config, host)
     for device in config.disk.devices:
         report = reports.get(str(device.path))
@@ -105,6 +109,9 @@ def _folder(path: Path, host: Host) -> Result:
     if not os.access(there, os.W_OK | os.X_OK):
         remedy = folder_remedy(path) or "set another disk.path"
         return problem("disk folder", f"{path} cannot be used, since {there} cannot be written: {remedy}")
+    if there == path and path.stat().st_mode & stat.S_IWOTH:
+        name = shlex.quote(str(path))
+        return problem("disk folder", f"all users may write to {path}: chmod o-w {name}, or set another disk.path")
     return ok("disk folder", f"{path}{'' if there == path else ' does not exist yet: pagetierd creates it'}")
 
 

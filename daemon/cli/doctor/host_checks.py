@@ -20,6 +20,7 @@ from pagetier.shm.user_namespace import STANDS_FOR_UNMAPPED, read_unmapped_ids
 
 _MADV_POPULATE_WRITE = 23
 _BY_PID = "engines are identified by their PIDs instead, so the daemon must see their processes"
+_PINNING_DEVICES = ("proc/driver/nvidia", "dev/nvidiactl", "dev/kfd", "dev/infiniband")
 _LASTING = (
     ", then stop and start the daemon; it lasts with this line in /etc/fstab, which systemd-remount-fs.service applies"
     " at boot: tmpfs /dev/shm tmpfs nosuid,nodev,huge=advise 0 0"
@@ -69,6 +70,8 @@ def check_locked_memory(config: Config, host: Host) -> Result:
         return ok("memlock", "no limit")
     if limit >= config.arena.size:
         return ok("memlock", f"{format_size(limit)}, enough for the arena")
+    if not any((host.root / device).exists() for device in _PINNING_DEVICES):
+        return ok("memlock", f"{format_size(limit)}; no GPU and no RDMA device is here, so no driver pins the arena")
     return warning(
         "memlock",
         f"{format_size(limit)}, but the arena has {format_size(config.arena.size)}: drivers that count pinned memory,"

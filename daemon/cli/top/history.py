@@ -10,8 +10,7 @@ import msgspec
 
 from pagetier.daemon.stats.snapshot import ClientStats, Snapshot
 
-MINUTES = 5
-_SPAN_S = MINUTES * 60.0
+_SPAN_S = 300.0
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -53,6 +52,11 @@ class History:
     def now(self) -> Snapshot:
         """The newest snapshot."""
         return self._moments[-1].snapshot
+
+    @property
+    def seconds(self) -> float:
+        """The time between the oldest and the newest snapshot."""
+        return self._moments[-1].at - self._moments[0].at
 
     def rate(self, number: Callable[[Snapshot], int]) -> float:
         """Returns how fast a counter rose since the last snapshot, per second; 0 if there is only one."""

@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.text import Text
 
 from pagetier.daemon.cli.tables import age, count, device_line, fleet_line, quota_cells, synced
-from pagetier.daemon.cli.top.history import MINUTES, History
+from pagetier.daemon.cli.top.history import History
 from pagetier.daemon.stats.snapshot import ClientStats, DiskWork, PageTier, Snapshot
 from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm.units import counted, format_size
@@ -21,6 +21,7 @@ _LEAST_WIDTH = 60
 _BESIDE_BAR, _BESIDE_SPARKS, _BESIDE_NAME = 50, 40, 60  # columns of the text beside them
 _LEFT_OUT = 12  # columns of the ages and pins of clients, which a narrow screen leaves out
 _QUOTA_NAME = 24
+_SMALL, _LEAST = 9.95, 0.1  # rates per second that have a digit after the point
 _BELOW = " " * 7  # the names of the tiers
 
 
@@ -140,8 +141,13 @@ def sparks(ratios: Sequence[float | None], charset: Charset) -> str:
 
 def _ratio(history: History, place: ScreenContext) -> Text:
     drawn = sparks(history.ratios(place.width - _BESIDE_SPARKS), place.charset)
-    text = f" {_percent(history.ratio_now())} now {_percent(history.ratio())} in {MINUTES} min"
+    text = f" {_percent(history.ratio_now())} now {_percent(history.ratio())} in {_span(history.seconds)}"
     return Text.assemble(("found  ", "bold"), (drawn, "green"), text)
+
+
+def _span(seconds: float) -> str:
+    """Returns for how long the counters were watched: a ratio says nothing about the time before."""
+    return f"{round(seconds / 60)} min" if round(seconds) >= 60 else f"{round(max(seconds, 1))} s"
 
 
 def _percent(ratio: float | None) -> str:
@@ -209,7 +215,14 @@ def _row(width: int, title: str, **cells: str) -> Text:
 
 
 def _each(rate: float) -> str:
-    return f"{count(round(rate))}/s"
+    return f"{_few(rate)}/s"
+
+
+def _few(rate: float) -> str:
+    """Returns a rate per second. A small one has a digit, so that it is not taken for none."""
+    if 0 < rate < _SMALL:
+        return f"{rate:.1f}" if rate >= _LEAST else f"<{_LEAST}"
+    return count(round(rate))
 
 
 def _speed(rate: float) -> str:
@@ -252,7 +265,7 @@ def _client_cells(client: ClientStats, history: History) -> dict[str, str]:
         "pid": str(client.pid or f"slot {client.slot}"),
         "age": age(client.age_seconds),
         "pins": count(client.pins),
-        "lookups": count(round(history.rate_of(client, lambda c: c.lookups))),
+        "lookups": _few(history.rate_of(client, lambda c: c.lookups)),
         "ratio": f"{client.hits / pages:.1%}" if pages else "-",
         "loaded": _speed(loaded),
         "stored": _speed(stored),

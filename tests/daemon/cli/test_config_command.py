@@ -90,7 +90,7 @@ def test_a_dry_run_changes_nothing(daemon: RunningDaemon) -> None:
     wrong = pagetier("resize", daemon, "--disk-size", "1KiB", "--dry-run")
     assert wrong.exit_code == Exit.WRONG and "has no room for a page" in wrong.output
     flushed = pagetier("flush", daemon, "--all", "--dry-run")
-    assert flushed.exit_code == Exit.OK and "100 pages" in flushed.output
+    assert flushed.exit_code == Exit.OK and flushed.output.startswith("would drop from all namespaces: 100 pages")
     assert daemon.header().disk_pages == 100 and settings(daemon)["disk.size"]["value"] == "64MiB"
 
 

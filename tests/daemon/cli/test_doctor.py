@@ -36,7 +36,7 @@ from pagetier.daemon.config.remote_options import RemoteOptions
 from pagetier.daemon.config.schema import AccessOptions, ArenaOptions, IndexOptions
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.stats.snapshot import LookupStats
-from pagetier.daemon.status.disk_report import DiskReport
+from pagetier.daemon.status.disk_report import DeviceReport, DiskReport, Standing
 from pagetier.daemon.status.huge_page_report import HugePageReport
 from pagetier.daemon.status.phase import Phase
 from pagetier.shm.exit_codes import Exit
@@ -79,6 +79,21 @@ def test_the_disk_is_not_missed_before_the_arena_is_populated(tmp_path: Path) ->
     starting = [result.text for result in check_disk(config, Host(), structs.replace(started, daemon=daemon))]
     assert starting[-1] == "is opened when the arena is populated"
     assert "without a disk tier" in [result.text for result in check_disk(config, Host(), started)][-1]
+
+
+def test_no_folder_is_ok_that_the_disk_tier_rejects(tmp_path: Path) -> None:
+    config = Config(disk=DiskOptions(path=(tmp_path,), size=(64 << 20,)))
+    trouble = f"{tmp_path} belongs to user 7"
+    device = DeviceReport(folder=str(tmp_path), standing=Standing.DOWN, trouble=trouble)
+    down = structs.replace(
+        snapshot(), disk=DiskReport(folder=str(tmp_path), standing=Standing.DOWN, trouble=trouble, devices=(device,))
+    )
+    assert "disk folder" in [result.what for result in check_disk(config, Host(), None)]
+    assert "disk folder" not in [result.what for result in check_disk(config, Host(), down)]
+    tmp_path.chmod(0o777)
+    for seen in (None, down):
+        (found,) = (result for result in check_disk(config, Host(), seen) if result.what == "disk folder")
+        assert found.level is Level.PROBLEM and f"chmod o-w {tmp_path}" in found.text
 
 
 @pytest.mark.parametrize(
@@ -274,10 +289,20 @@ def test_a_socket_that_clients_cannot_open_is_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "level"), [("unlimited", Level.OK), (str(1 << 30), Level.OK), ("65536", Level.WARNING)]
+    ("limit", "device", "level"),
+    [
+        ("unlimited", "dev/kfd", Level.OK),
+        (str(1 << 30), "dev/kfd", Level.OK),
+        ("65536", "dev/kfd", Level.WARNING),
+        ("65536", "proc/driver/nvidia", Level.WARNING),
+        ("65536", "dev/null", Level.OK),
+    ],
 )
-def test_a_memlock_limit_below_the_arena_is_a_warning(limit: str, level: Level, tmp_path: Path) -> None:
-    (tmp_path / "proc/self").mkdir(parents=True)
+def test_a_memlock_limit_below_the_arena_is_a_warning_where_a_driver_may_pin(
+    limit: str, device: str, level: Level, tmp_path: Path
+) -> None:
+    for folder in ("proc/self", device):
+        (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "proc/self/limits").write_text(
         f"Max locked memory         {limit}              {limit}          bytes\n"
     )

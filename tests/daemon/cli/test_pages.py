@@ -75,6 +75,15 @@ def test_a_lookup_of_keys_of_another_namespace_or_engine_says_so(
     assert not daemon.pagetier("pages", "lookup", "--namespace", SPACE.digest.hex(), "--keys-file", str(file)).stderr
 
 
+def test_a_lookup_of_tokens_that_are_not_found_says_that_an_engine_may_have_keys_of_its_own(
+    daemon: DiskDaemon, client: Client, tmp_path: Path
+) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(json.dumps(list(range(1 << 20, (1 << 20) + 16))))
+    done = daemon.pagetier("pages", "lookup", "--namespace", SPACE.digest.hex(), "--tokens-file", str(file))
+    assert "pages of vLLM are found by its block hashes only" in done.stderr and "?" not in done.stderr
+
+
 def test_a_lookup_of_less_than_a_page_names_its_tokens(daemon: DiskDaemon, client: Client, tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("[1, 2]")
@@ -170,6 +179,28 @@ def test_a_disk_tier_that_is_not_open_is_not_called_empty(tmp_path: Path, monkey
     with TroubledDaemon(FRAMES) as opening:
         found = opening.pagetier("pages", "ls")
         assert found.output == "the disk tier is being opened, so its pages are not listed yet\n"
+
+
+def test_the_last_use_of_pages_that_were_found_on_disk_is_not_known() -> None:
+    """The index counts them as used in the first moments after the boot, and their namespace as used at the start."""
+    unknown = "before the daemon's start"
+    with DiskDaemon(FRAMES) as daemon:
+        daemon.fill(2)
+        daemon.wait_open()
+        assert "ago" in daemon.pagetier("pages", "ls").output
+        daemon.stop()
+        daemon.open()
+        for words in ((), (ENGINES.name,)):
+            (row,) = daemon.pagetier("pages", "ls", *words).output.splitlines()[1:]
+            assert row.endswith(unknown), row
+            (listed,) = json.loads(daemon.pagetier("pages", "ls", *words, "--json").output)
+            assert listed["idle_seconds"] is None
+        with Engine(daemon) as engine:
+            daemon.store_through(engine, range(2, 3))
+        listed = json.loads(daemon.pagetier("pages", "ls", "--json").output)
+        assert [each["idle_seconds"] is None for each in listed] == [False]
+        output = daemon.pagetier("pages", "ls", ENGINES.name).output
+        assert unknown in output and " ago" in output
 
 
 @pytest.mark.parametrize("policy", ["cadence", "lru"])

@@ -75,6 +75,26 @@ def test_the_largest_numbers_fit_in_80_columns() -> None:
         assert lines[-1].startswith("and ")
 
 
+def test_a_rate_below_one_is_not_shown_as_none() -> None:
+    before, after = (
+        msgspec.structs.replace(
+            snapshot(), lookups=msgspec.structs.replace(snapshot().lookups, lookups=lookups, missed_tokens=missed)
+        )
+        for lookups, missed in ((3, 0), (4, 254))
+    )
+    for seconds, missed, matches in ((1.0, "254/s", "1.0/s"), (2.0, "127/s", "0.5/s"), (40.0, "6.3/s", "<0.1/s")):
+        (row,) = (line for line in drawn(history((0.0, before), (seconds, after))) if line.startswith("tokens"))
+        assert row.split()[3:] == ["missed", missed, "matches", matches], row
+    still = drawn(history((0.0, before), (1.0, before)))
+    assert any(line.split()[5:] == ["matches", "0/s"] for line in still), still
+
+
+def test_the_share_that_was_found_is_said_to_be_of_the_time_that_was_watched() -> None:
+    for seconds, span in ((0.1, "in 1 s"), (59.4, "in 59 s"), (61.0, "in 1 min"), (299.5, "in 5 min")):
+        lines = drawn(history((0.0, snapshot()), (seconds, snapshot())))
+        assert any(line.startswith("found") and line.endswith(span) for line in lines), span
+
+
 def test_a_disk_that_is_down_says_why() -> None:
     seen = snapshot()
     report = msgspec.structs.replace(seen.disk, trouble="its file system is full " * 9)
