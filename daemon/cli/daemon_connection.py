@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -115,8 +117,21 @@ def _connect(path: Path, needs: Rights) -> tuple[Link, Observer, tuple[str, ...]
         return link, observe_and_close(greeting.descriptors), greeting.welcome.extras
     except (LinkError, ShmError, OSError) as error:
         link.close()
+        if _speaks_http(path):
+            why = "it is a socket of the HTTP interface (http.listen, metrics.listen); name the control socket (socket)"
+            raise Unreachable(f"cannot use the daemon on {path}: {why} with --socket") from error
         remedy = _TO_WATCH if needs is Rights.WATCH else _REMEDIES[needs]
         raise _unreachable(path, f"{error}; {remedy}" if _NOT_WATCHING in str(error) else str(error)) from error
+
+
+def _speaks_http(path: Path) -> bool:
+    """Returns whether HTTP is answered at a path, where no greeting was."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, suppress(OSError):
+        probe.settimeout(_GREETING_S)
+        probe.connect(os.fspath(path))
+        probe.sendall(b"HEAD / HTTP/1.0\r\n\r\n")
+        return probe.recv(5) == b"HTTP/"
+    return False
 
 
 def _why_none(path: Path, error: LinkError, needs: Rights) -> str:

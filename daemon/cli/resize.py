@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,7 +40,21 @@ def _validated(ctx: click.Context, param: click.Parameter, text: str | None) -> 
     return text
 
 
-@click.command()
+class _ResizeCommand(click.Command):
+    """A command whose error for a size that no running daemon changes says what changes it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the command line."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if not error.option_name.startswith("--arena-"):
+                raise
+            way = "set it in pagetierd's configuration, then stop and start the daemon"
+            raise click.UsageError(f"a running daemon keeps the size of its arena (arena.size): {way}", ctx) from error
+
+
+@click.command(cls=_ResizeCommand)
 @socket_option
 @click.option("--disk-size", metavar="SIZE", callback=_validated, help="Largest total size of the disk tier's files.")
 @click.option("--evict-free", metavar="SHARE", callback=_validated, help="Evict until this share of the arena is free.")
@@ -60,7 +74,8 @@ def resize(socket: Path, sure: str | None, dry: str | None, **sizes: str | None)
     with daemon_at(socket, Rights.MANAGE) as daemon:
         planned = _planned(daemon, wanted)
         loss = _disk_loss(daemon, wanted.get("disk.size"))
-        for warning in _too_large(daemon, wanted):
+        warnings = list(_too_large(daemon, wanted))
+        for warning in warnings:
             click.echo(f"warning: {warning}", err=True)
         click.echo(loss, nl=bool(loss))
         if dry:
@@ -68,7 +83,7 @@ def resize(socket: Path, sure: str | None, dry: str | None, **sizes: str | None)
             return
         if loss and not sure:
             confirm("Drop them?", "to drop these pages")
-        _resize(daemon, wanted)
+        _resize(daemon, wanted, warnings)
 
 
 def _require_one(wanted: dict[str, str]) -> None:
@@ -106,8 +121,10 @@ def _too_large(daemon: Daemon, wanted: dict[str, str]) -> Iterator[str]:
             yield from filter(None, [beyond_its_disk(device, space_seen(device.path, Host()).room)])
 
 
-def _resize(daemon: Daemon, wanted: dict[str, str]) -> None:
+def _resize(daemon: Daemon, wanted: dict[str, str], warned: Sequence[str]) -> None:
+    """Resizes, and prints what changed. The daemon's warning of a file system is left out if one was printed before."""
     answer = daemon.ask(Resize(1, wanted), Resized)
     if answer.trouble:
         raise click.ClickException(answer.trouble)
-    click.echo("\n".join(answer.changed) or "nothing changed")
+    lines = [line for line in answer.changed if not (warned and line.startswith("warning: disk.size"))]
+    click.echo("\n".join(lines) or "nothing changed")

@@ -204,7 +204,8 @@ def _nearest_key(section: str, key: str) -> str:
     if not section and key in full:
         return f"; write {full[key].key} in the table [{full[key].section}]"
     same = [field.key for field in fields() if field.section == section]
-    tables = [] if section else [field.section for field in fields() if field.section]
+    # The setting `quota` stands in a table of its own name.
+    tables = [] if section else [*(field.section for field in fields() if field.section), "quota"]
     homes = [field.path for field in fields() if field.section and field.key == key]
     if not section and len(homes) > 1:
         return f"; it stands before any table: {' or '.join(homes)} may be meant"

@@ -31,8 +31,7 @@ def wrong_disk_size(config: Config) -> str:
         return f"is more than can be mapped: at most {spell_size(MOST_MAPPED)}"
     if not fits_a_frame(disk.store, min(disk.size), disk.environments, frame):
         least = least_cap(disk.store, disk.environments, frame)
-        detail = f"{disk.environments} environments of frames of {spell_size(frame)}"
-        return f"has no room for a page in each environment: at least {spell_size(least)} for {detail}"
+        return f"is too small: at least {spell_size(least)} with arena.frame_size = {spell_size(frame)}"
     if not config.index.entries and config.arena.frames + disk.total_size // frame > MOST_FRAMES:
         return (
             f"has more frames of {spell_size(frame)} than the index can have pages ({MOST_FRAMES}): "

@@ -137,6 +137,11 @@ def test_a_stopped_daemon_is_told_from_none(monkeypatch: pytest.MonkeyPatch) -> 
         ("stats --socket=", "an empty value names no file"),
         *((f"top --once --interval {seconds}", "--interval") for seconds in ("nan", "inf", "-1", "0")),
         ("flush --yes", "--all"),
+        (
+            "resize --arena-size 1GiB",
+            "the size of its arena (arena.size): set it in pagetierd's configuration, then stop",
+        ),
+        ("resize --disk-siz 1GiB", "--disk-size"),
         ("flush --all --namespace model --yes", "--namespace"),
     ],
 )
@@ -169,6 +174,13 @@ def test_each_shell_gets_its_completion_script(shell: str) -> None:
 def test_a_folder_in_place_of_the_socket_is_named(tmp_path: Path) -> None:
     result = pagetier("stats", "--socket", str(tmp_path))
     said = f"{tmp_path}: it is a folder, not a socket: the daemon's may be {tmp_path}/pagetier.sock; name the socket"
+    assert (result.exit_code, said in result.output) == (Exit.UNREACHABLE, True), result.output
+
+
+def test_the_socket_of_http_is_named(tmp_path: Path) -> None:
+    with RunningDaemon("8MiB", "64KiB", "--set", f"metrics.listen={tmp_path}/http"):
+        result = pagetier("stats", "--socket", f"{tmp_path}/http")
+    said = f"cannot use the daemon on {tmp_path}/http: it is a socket of the HTTP interface"
     assert (result.exit_code, said in result.output) == (Exit.UNREACHABLE, True), result.output
 
 

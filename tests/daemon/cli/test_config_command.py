@@ -88,10 +88,18 @@ def test_a_dry_run_changes_nothing(daemon: RunningDaemon) -> None:
     same = pagetier("resize", daemon, "--disk-size", "64MiB", "--dry-run")
     assert same.output == "nothing would change\n"
     wrong = pagetier("resize", daemon, "--disk-size", "1KiB", "--dry-run")
-    assert wrong.exit_code == Exit.WRONG and "has no room for a page" in wrong.output
+    assert wrong.exit_code == Exit.WRONG and "is too small: at least" in wrong.output
     flushed = pagetier("flush", daemon, "--all", "--dry-run")
     assert flushed.exit_code == Exit.OK and flushed.output.startswith("would drop from all namespaces: 100 pages")
     assert daemon.header().disk_pages == 100 and settings(daemon)["disk.size"]["value"] == "64MiB"
+
+
+def test_a_disk_larger_than_its_file_system_is_warned_of_once(daemon: RunningDaemon) -> None:
+    done = pagetier("resize", daemon, "--disk-size", "60TiB")
+    assert done.exit_code == Exit.OK, done.output
+    assert done.output.count("warning: disk.size = 60TiB is more than the file system") == 1
+    assert pagetier("resize", daemon, "--disk-size", "64MiB", "--yes").exit_code == Exit.OK
+    daemon.wait_disk_open()
 
 
 def test_frames_that_are_far_too_large_are_reported(daemon: RunningDaemon) -> None:

@@ -86,7 +86,7 @@ def test_the_setting_of_a_value_that_cannot_be_shown_is_named(setting: str, valu
         ("[log]\nsocket_mode = 1", ['"socket_mode"', "[log]", '"access.socket_mode"']),
         ("[aerna]\nsize = 1", ["[aerna]", '"arena"']),
         ("[ARENA]\nsize = 1", ['"arena"']),
-        ("[zzz]", ["[zzz]"]),
+        ("[zzz]", ["[zzz]", "tables are arena, ", ", quota"]),
         ("[arena.sub]", ["[arena.sub]"]),
         ("[arena.size]\nx = 1", ["arena.size"]),
         ("arena = 3", ["arena = 3", "[arena]"]),

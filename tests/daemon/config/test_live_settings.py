@@ -86,7 +86,7 @@ def test_resize_changes_sizes() -> None:
         ({"disk.size": "0 KiB", "evict.free": "0.5"}, "disk.size: only a restart of the daemon adds or removes"),
         (
             {"disk.size": "1MiB"},
-            "disk.size = 1MiB (resize: disk.size) has no room for a page in each environment: at least",
+            "disk.size = 1MiB (resize: disk.size) is too small: at least 6MiB with arena.frame_size",
         ),
         ({"disk.size": "100KiB"}, "at least 6MiB"),
         ({"disk.size": "9PiB"}, "is more than can be mapped: at most 64TiB"),
@@ -110,6 +110,6 @@ def test_a_size_that_is_valid_only_after_a_restart_is_rejected() -> None:
     disk = DiskOptions(path=(Path("/d"),), size=(1 << 30,), environments=8)
     in_force = LiveSettings(Config(disk=disk))
     in_force.follow(lambda config: pytest.fail("reported"))
-    with pytest.raises(ConfigError, match=r"no room for a page in each environment: .*; settings that need a restart"):
+    with pytest.raises(ConfigError, match=r"is too small: at least .*; settings that need a restart"):
         in_force.take(Config(disk=structs.replace(disk, size=(8 << 20,), environments=1)))
     assert in_force.config.disk == disk
