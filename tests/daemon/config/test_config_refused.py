@@ -212,7 +212,7 @@ MANY = ",".join(f"/n{number}" for number in range(DISK_DEVICES + 1))
         ({"disk.path": "/n0/p,/n0/./p", "disk.size": "1G"}, ["disk-path", "twice"]),
         ({"disk.path": "/n0/p,/n0/p/q", "disk.size": "1G"}, ["disk-path", "twice"]),
         ({"disk.path": MANY, "disk.size": "1G"}, ["disk-path", f"at most {DISK_DEVICES}"]),
-        (DISK, ["disk.size = 1MiB", "environment"]),
+        (DISK, ["disk.size = 1MiB", "arena.frame_size = 1MiB"]),
         (DISK | IN_4K | {"disk.size": "500KiB"}, ["disk.size", "at least 2MiB"]),
         (DISK | {"disk.size": "65TiB"}, ["disk.size", "at most 64TiB"]),
         (DISK | IN_4K | {"disk.size": "8TiB", "index.entries": "0"}, ["disk.size", "4KiB"]),
