@@ -28,7 +28,10 @@ def lacking(url: str, **more: object) -> str:
 def test_a_check_warns_about_a_disk_that_this_host_does_not_have(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     arena = ArenaOptions(size=64 << 20, frame_size=1 << 20)
-    for path, size, words in ((tmp_path / "file/disk", 1 << 30, "disk.path"), (tmp_path, 1 << 40, "disk.size = 1TiB")):
+    for path, size, words in (
+        (tmp_path / "file/disk", 1 << 30, "disk.path"),
+        (tmp_path / "disk", 1 << 40, "disk.size = 1TiB"),
+    ):
         (warning,) = warnings(Config(arena=arena, disk=DiskOptions(path=(path,), size=(size,))))
         assert words in warning
 
@@ -49,4 +52,4 @@ def test_a_check_names_what_the_fleet_lacks_on_this_host(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(("url", "extra"), [("s3://bucket/x", "s3"), ("mooncake://10.0.0.1:50051", "mooncake")])
 def test_a_check_names_the_library_that_a_store_needs(monkeypatch: pytest.MonkeyPatch, url: str, extra: str) -> None:
     monkeypatch.setattr(check_host, "find_spec", lambda name: None)
-    assert f"pip install 'pagetier[{extra}]'" in lacking(url, trusted="yes")
+    assert f"pip install 'pagetier[{extra}]'" in lacking(f"{url}?trusted=yes")
