@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 _LOCKS: Final = Path("/proc/locks")
-_PORTS: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_PORTS: Final = ("net/tcp", "net/tcp6")
 _LISTENS: Final = "0A"
 
 
@@ -25,21 +25,29 @@ def holder_of(file: os.stat_result) -> int:
 
 
 def has_port(pid: int, port: int) -> bool:
-    """Returns whether a process listens on a port. True if this user may not see that."""
+    """Returns whether a process listens on a port of its network namespace. True if this user may not see that."""
+    process = Path(f"/proc/{pid}")
     try:
-        open_files = {str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()}
+        return not _open_files(process).isdisjoint(_listening(process, port))
     except FileNotFoundError:
         return False  # it has just ended
     except OSError:
         return True
-    return not open_files.isdisjoint(_listening(port))
 
 
-def _listening(port: int) -> Iterator[str]:
-    """Yields the sockets that listen on a port, as the links in /proc name them."""
+def _open_files(process: Path) -> set[str]:
+    found = set()
+    for each in (process / "fd").iterdir():
+        with suppress(FileNotFoundError):  # it has just been closed
+            found.add(str(each.readlink()))
+    return found
+
+
+def _listening(process: Path, port: int) -> Iterator[str]:
+    """Yields the sockets that listen on a port, as the links in /proc name them. Raises OSError."""
     for table in _PORTS:
-        with suppress(OSError):
-            for line in table.read_text().splitlines()[1:]:
+        with suppress(FileNotFoundError):  # a kernel without IPv6
+            for line in (process / table).read_text().splitlines()[1:]:
                 words = line.split()
                 if words[3] == _LISTENS and int(words[1].rpartition(":")[2], 16) == port:
                     yield f"socket:[{words[9]}]"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import posix_ipc
 
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.arena_fit import fit, geometry_of, need_of, serves
@@ -71,9 +72,9 @@ def find_index(name: str) -> FoundIndex | None:
     """
     if owner_of(name) is None:
         return None
-    if os.geteuid():
-        os.close(open_segment(name, "index", read_only=True))
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, posix_ipc.ExistentialError):  # it has just been removed
+        if os.geteuid():
+            os.close(open_segment(name, "index", read_only=True))
         index = os.open(_FOLDER / f"{name}.index", _READ)
         try:
             return _read(name, index)
