@@ -37,9 +37,17 @@ def _with_older_vllm() -> list[Shard]:
     """Returns the shards with versions of vLLM that the gate does not run. Those of 0.28 have no hybrid models."""
     return [
         *(_with_all("0.28", f"0.28 {name}", f"tests/engines/test_{name}.py") for name in _WITH_0_28),
-        *(_with_all(version, f"{version} scheduler", *_SCHEDULED[:-3]) for version in ("0.28", "0.30")),
+        _with_all("0.28", "0.28 scheduler", *_SCHEDULED[:-3]),
+        _with_all("0.30", "0.30 scheduler", *_scheduled_before_families()),
         *(_with_all(version, f"{version} answers {model}", *_answers(model)) for version, model in _OLDER_MODELS),
     ]
+
+
+def _scheduled_before_families() -> list[str]:
+    """Returns the tests with a scheduler that lacks some specifications of the families of models."""
+    names = _tests_in(_RANDOM)
+    others = [f"{_RANDOM}::{name}" for name in names if not name.endswith("_in_a_family")]
+    return [*(name for name in _SCHEDULED[:-3] if name != _RANDOM), *others]
 
 
 def _with_dynamo() -> list[Shard]:
@@ -53,8 +61,11 @@ def _with_dynamo() -> list[Shard]:
 
 def _answers(model: str) -> list[str]:
     """Returns the tests that compare the answers of a model."""
-    names = re.findall(r"^def (test_\w+)\(", (ROOT / _SAME_ANSWERS).read_text(), re.MULTILINE)
-    return [f"{_SAME_ANSWERS}::{name}[{model}]" for name in names]
+    return [f"{_SAME_ANSWERS}::{name}[{model}]" for name in _tests_in(_SAME_ANSWERS)]
+
+
+def _tests_in(file: str) -> list[str]:
+    return re.findall(r"^def (test_\w+)\(", (ROOT / file).read_text(), re.MULTILINE)
 
 
 def _with_all(environment: str, name: str, *tests: str) -> Shard:
@@ -101,6 +112,7 @@ _SCHEDULED: Final = [
 
 _SAME_ANSWERS: Final = "tests/engines/test_same_answers.py"
 _WITH_0_28: Final = ("refused", "vllm_switch", "events")
+_RANDOM: Final = "tests/engines/test_random_requests.py"
 _OLDER_MODELS: Final = (
     ("0.28", "llama"),
     *(("0.30", model) for model in ("llama", "gemma3", "gpt_oss", "qwen3_next")),
