@@ -9,7 +9,7 @@ UNITS = "pagetier.systemd"  # the files that `pagetier unit` installs
 PYTHON_ABI = "0x030B0000"  # the stable ABI of CPython 3.11
 
 # What an initializer leaves out is zero, which the core relies on.
-STRICT = ["-Wall", "-Wextra", "-Wno-missing-field-initializers", "-Werror"]
+STRICT = ["-Wall", "-Wextra", "-Werror"]
 WARNINGS = STRICT if os.environ.get("WERROR") == "1" else []
 
 

@@ -158,7 +158,7 @@ static void session_count_match(Session *self, Pins *pins, uint64_t page_tokens)
 {
     uint64_t missed = (pins->asked - pins->reach) * page_tokens;
     pt_count_lookup(&self->shared,
-                    (pt_lookup){pins->count, pins->asked - pins->count, pins->count * page_tokens, 0, missed, 0});
+                    (pt_lookup){pins->count, pins->asked - pins->count, pins->count * page_tokens, 0, missed, 0, 0});
     pins->page_tokens = (uint32_t)page_tokens;
     pins->uncounted = pins->reach - pins->count;
 }
