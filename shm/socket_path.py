@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from difflib import SequenceMatcher
 from pathlib import Path, PosixPath
 from typing import Final
 
@@ -47,8 +48,6 @@ def misspelt_variable(environ: Mapping[str, str] | None = None) -> str:
 def _is_alike(name: str) -> bool:
     if abs(len(name) - len(_VARIABLE)) > 1:
         return False
-    from difflib import SequenceMatcher  # few environments have a name of this length
-
     return SequenceMatcher(None, _VARIABLE, name).ratio() > _ALIKE
 
 

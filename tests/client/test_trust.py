@@ -26,7 +26,6 @@ from other_users import (
     output_as,
     skip_beside_a_default_socket,
 )
-from running_daemon import START_S
 
 pytestmark = as_root
 
@@ -68,7 +67,7 @@ def daemon_of(user: int, socket: Path, *more: str) -> Iterator[Path]:
                 assert process.poll() is None, os.pread(log.fileno(), 1 << 16, 0)
                 return b"ready on" in os.pread(log.fileno(), 1 << 16, 0)
 
-            assert eventually(is_ready, START_S), os.pread(log.fileno(), 1 << 16, 0)
+            assert eventually(is_ready), os.pread(log.fileno(), 1 << 16, 0)
             yield socket
         finally:
             process.terminate()
@@ -80,7 +79,7 @@ def attach(user: int, *socket: str, expected: bool = False, **environ: str) -> s
     """Returns what a client of this user logs and stores, with no settings but `socket` and `environ`."""
     code = f"expected = {expected}\n{_CLIENT}"
     _, output = output_as(
-        user, "import difflib, time\nfrom pagetier.client import Client, Namespace", code, *socket, environ=environ
+        user, "import time\nfrom pagetier.client import Client, Namespace", code, *socket, environ=environ
     )
     return output
 
@@ -194,7 +193,7 @@ def test_commands_do_not_trust_it_either(untrusted: Path, command: str) -> None:
 
 
 def test_a_replay_does_not_trust_it_either(untrusted: Path) -> None:
-    imports = "import difflib\nfrom pagetier.client.cli.replay import clients, replay, run"
+    imports = "from pagetier.client.cli.replay import clients, replay, run"
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as trace:
         trace.write('{"timestamp": 0, "input_length": 16, "output_length": 1, "hash_ids": [1]}\n')
         trace.flush()
