@@ -17,13 +17,13 @@ from types import FrameType
 import pytest
 
 from child_process import in_child
-from eventually import eventually, pace
+from eventually import PATIENCE_S, eventually, pace
 from keyed_pages import PAGE, in_memory, prompt, store
 from pagetier.client import Client
 from pagetier.shm import clock
 from pagetier.shm.daemon_link import LinkError
 from rescued_wait import HOUR_S
-from running_daemon import START_S, RunningDaemon
+from running_daemon import RunningDaemon
 from virtual_clock import VirtualClock, in_main_thread
 
 KEYS, MORE = prompt(0, 10), prompt(1, 10)
@@ -87,7 +87,7 @@ def test_clients_that_are_closed_while_the_daemon_is_stopped_leave_no_slot(daemo
             some_time(chance)
             client.close()
         daemon.signal(signal.SIGCONT)
-        assert eventually(lambda: no_slot_in_use(daemon), START_S)
+        assert eventually(lambda: no_slot_in_use(daemon))
     assert attaches_at_once(daemon)
 
 
@@ -115,8 +115,8 @@ def test_a_client_that_is_closed_without_a_daemon_gives_its_slot_to_the_next_one
         daemon.signal(signal.SIGKILL)
         daemon.wait()
         daemon.start()
-        assert other.wait_attached(START_S)
-        assert eventually(lambda: len(daemon.slots()) == 1, START_S)
+        assert other.wait_attached(PATIENCE_S)
+        assert eventually(lambda: len(daemon.slots()) == 1)
         assert store(other, MORE).stored == 10
 
 
@@ -130,7 +130,7 @@ def test_a_client_that_is_closed_while_it_attaches_again_leaves_no_slot() -> Non
             for client in clients:
                 some_time(chance)
                 client.close()
-            assert eventually(lambda: no_slot_in_use(daemon), START_S)
+            assert eventually(lambda: no_slot_in_use(daemon))
 
 
 def test_a_client_that_is_closed_after_the_daemon_released_its_memory_ends() -> None:
@@ -152,7 +152,7 @@ def test_a_process_that_forks_while_it_attaches(daemon: RunningDaemon) -> None:
 
             def child(client: Client = client) -> None:
                 client.match(KEYS)
-                assert client.wait_attached(START_S)
+                assert client.wait_attached(PATIENCE_S)
                 client.close()
 
             assert in_child(child) == 0
@@ -191,7 +191,7 @@ def test_a_keyboard_interrupt_while_it_attaches(daemon: RunningDaemon) -> None:
         try:
             signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 0.003))
             with Client(daemon.socket) as client:
-                client.wait_attached(START_S)
+                client.wait_attached(PATIENCE_S)
                 eventually(lambda: False, 1.0)  # until the interrupt comes, unless Python ignored it in a finalizer
         except (KeyboardInterrupt, RuntimeError) as error:  # Python's own locks may answer an interrupt with the latter
             assert isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt)
@@ -217,7 +217,7 @@ def test_no_lock_is_entered_in_steps_that_an_interrupt_may_divide(daemon: Runnin
         stack.callback(sys.settrace, sys.gettrace())
         sys.settrace(note)
         client = stack.enter_context(Client(daemon.socket))
-        assert client.wait_attached(START_S)
+        assert client.wait_attached(PATIENCE_S)
         store(client, KEYS)
         client.match(KEYS).release()
     assert callers == set()
@@ -254,10 +254,10 @@ def test_a_log_line_names_the_limit_on_the_address_space() -> None:
 
 def test_a_first_store_waits_for_the_attachment(daemon: RunningDaemon) -> None:
     for _ in range(5):
-        with Client(daemon.socket, timeout=START_S) as client:
+        with Client(daemon.socket, timeout=PATIENCE_S) as client:
             result = client.store(KEYS, [bytes(8)] * 10)
             assert result.stored + result.present == 10, result
-    with Client(daemon.socket, timeout=START_S) as client, client.reserve(MORE, PAGE) as reservation:
+    with Client(daemon.socket, timeout=PATIENCE_S) as client, client.reserve(MORE, PAGE) as reservation:
         assert reservation.granted.size == 10
 
 
@@ -289,7 +289,7 @@ def test_one_call_waits_for_a_daemon_that_hangs_while_it_attaches(
             standing_clock.passes(HOUR_S)
             return client.attached
 
-        assert eventually(attached, START_S)
+        assert eventually(attached)
         assert store(client, keys).stored == 10
 
 

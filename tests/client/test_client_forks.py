@@ -10,10 +10,10 @@ from typing import Final
 
 import pytest
 
+from eventually import PATIENCE_S
 from running_daemon import RunningDaemon
 
 SUPPORT: Final = Path(__file__).parent.parent / "harness"
-PATIENCE_S: Final = 60.0
 
 _CALLS = """
 import os, signal, sys, threading

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from interrupted_calls import each_interrupt
 from keyed_pages import found, prompt, store
 from pagetier.client import Client, Keys
 from pagetier.client.adapters import Part
-from running_daemon import START_S, RunningDaemon
+from running_daemon import RunningDaemon
 
 SIZE = 1000
 ARENA = "128MiB"  # no page of a test is evicted, or left out
@@ -38,7 +38,7 @@ CALLS: dict[str, Callable[[Client, Keys], Any]] = {
     "reserve_async": lambda client, keys: client.reserve_async(keys, SIZE),
     "cancel": lambda client, keys: client.reserve_async(keys, SIZE).cancel(),
     "flush": lambda client, keys: client.flush(keys.namespace),
-    "prefetch": lambda client, keys: client.prefetch(keys).wait(START_S),
+    "prefetch": lambda client, keys: client.prefetch(keys).wait(PATIENCE_S),
 }
 
 

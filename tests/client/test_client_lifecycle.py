@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from child_process import in_child
-from eventually import Second, Stopwatch, eventually
+from eventually import PATIENCE_S, Second, Stopwatch, eventually
 from keyed_pages import assert_exact, found, in_memory, page_of, prompt, store
 from pagetier.client import Client, Match, Outcome
 from pagetier.client.adapters import Part
 from rescued_wait import HOUR_S, rescued_by
-from running_daemon import START_S, RunningDaemon
+from running_daemon import RunningDaemon
 
 SIZE = 100_000
 KEYS, MORE, HELD = prompt(0, 10), prompt(1, 10), prompt(2, 10)
@@ -43,7 +43,7 @@ def filled(client: Client) -> Client:
 def restart(daemon: RunningDaemon, client: Client, *options: str) -> None:
     """Starts the next daemon and waits for the client."""
     daemon.start(*options)
-    assert client.wait_attached(START_S)
+    assert client.wait_attached(PATIENCE_S)
 
 
 def unmapped(daemon: RunningDaemon) -> bool:
@@ -120,7 +120,7 @@ def test_calls_time_out_once_while_the_daemon_is_stopped(daemon: RunningDaemon, 
             assert store(filled, MORE, timeout=timeout).refused == 10
             assert found(filled, KEYS, SIZE) == 10
     daemon.signal(signal.SIGCONT)
-    assert eventually(lambda: store(filled, MORE, timeout=START_S).stored == 10, START_S)
+    assert eventually(lambda: store(filled, MORE, timeout=PATIENCE_S).stored == 10)
     assert daemon.findings() == [], "pages that were granted too late are released"
 
 

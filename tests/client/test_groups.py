@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from core_records import increased
 from disk_daemon import write_through
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from fake_disk import FakeDiskDaemon
 from keyed_pages import assert_exact, prompt, store
 from pagetier.client import ChunkedAttention, Client, FullAttention, GroupMatch, Keys, Recurrent, SlidingWindow
@@ -28,7 +28,6 @@ PAGE = 4000
 FULL, WINDOW, STATE = FullAttention(16), SlidingWindow(16, 40), Recurrent(48)
 GROUPS = (FULL, WINDOW, STATE)
 TOKENS = 384
-LONG_S = 30.0
 
 unhurried = settings(deadline=None)
 any_group = st.one_of(
@@ -48,7 +47,7 @@ def asked(tokens: int = TOKENS, prompt: int = 0) -> list[GroupKeys]:
 
 def store_all(client: Client, *parts: Keys) -> None:
     for keys in parts:
-        assert store(client, keys, PAGE, timeout=LONG_S).stored == len(keys)
+        assert store(client, keys, PAGE, timeout=PATIENCE_S).stored == len(keys)
 
 
 def counts_of(daemon: FakeDiskDaemon) -> AttachmentCounts:
@@ -257,7 +256,7 @@ def test_one_prefetch_requests_all_pages_on_disk(daemon: FakeDiskDaemon, client:
 
 
 def test_a_real_daemon_with_a_real_disk() -> None:
-    with write_through() as daemon, daemon.client(timeout=LONG_S) as client:
+    with write_through() as daemon, daemon.client(timeout=PATIENCE_S) as client:
         groups = asked(144)
         for one in groups:
             store_all(client, one.keys)
@@ -266,7 +265,7 @@ def test_a_real_daemon_with_a_real_disk() -> None:
         daemon.until_written()  # the disk only reads from here on
         with client.match_groups(groups) as found:
             assert (found.tokens, found.available_tokens) == (0, 144)
-            assert client.prefetch_groups(found).wait(LONG_S) == 9 + 3 + 1
+            assert client.prefetch_groups(found).wait(PATIENCE_S) == 9 + 3 + 1
         with client.match_groups(groups) as found:
             assert (found.tokens, found.available_tokens, found.start_pages) == (144, 144, (0, 6, 2))
             loads(client, found)

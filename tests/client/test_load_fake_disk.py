@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from child_process import in_child
+from eventually import PATIENCE_S
 from fake_daemon import Peer
 from fake_disk import FakeDiskDaemon
 from keyed_pages import pages_of, prompt, store
@@ -26,7 +27,6 @@ from rescued_wait import HOUR_S
 from virtual_clock import VirtualClock, in_main_thread
 
 PAGE = 5000
-LONG_S = 30.0
 KEYS = prompt(0, 10)
 PAGES = np.stack(pages_of(KEYS, PAGE))
 
@@ -46,7 +46,7 @@ def daemon() -> Iterator[FakeDiskDaemon]:
 @pytest.fixture
 def client(daemon: FakeDiskDaemon) -> Iterator[Client]:
     """Yields a client whose ten pages are on disk, three of them in memory too."""
-    with daemon.client(timeout=LONG_S) as attached:
+    with daemon.client(timeout=PATIENCE_S) as attached:
         assert store(attached, KEYS, PAGE).stored == 10
         assert daemon.write_out() == 10
         daemon.bring_in(KEYS[:3])
@@ -70,7 +70,7 @@ def answering(daemon: FakeDiskDaemon, answer: Callable[[Peer, Fetch], None]) -> 
 
 
 def loaded(
-    daemon: FakeDiskDaemon, client: Client, answer: Callable[[Peer, Fetch], None], timeout: float = LONG_S
+    daemon: FakeDiskDaemon, client: Client, answer: Callable[[Peer, Fetch], None], timeout: float = PATIENCE_S
 ) -> int:
     """Loads the prompt while its request is answered, asserts that a prefix was loaded, and returns its length."""
     out = np.zeros_like(PAGES)
@@ -100,7 +100,7 @@ def test_pinned_pages_and_pages_on_disk_are_loaded(daemon: FakeDiskDaemon, clien
             assert client.load(match, out) == 10
     assert np.array_equal(out, PAGES)
     assert asked[0].keys == KEYS[3:].data
-    assert LONG_S - 1 < asked[0].timeout < LONG_S, "the daemon has time to say that the disk was too slow"
+    assert PATIENCE_S - 1 < asked[0].timeout < PATIENCE_S, "the daemon has time to say that the disk was too slow"
     assert daemon.write_out() == 10, "no page is pinned any more"
 
 

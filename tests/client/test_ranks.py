@@ -10,7 +10,7 @@ import pytest
 
 from child_process import ChildProcess, all_answers
 from eventually import eventually
-from model_ranks import GROUPS, MODELS, PAGES, START_S, Group, serve_rank
+from model_ranks import GROUPS, MODELS, PAGES, Group, serve_rank
 from running_daemon import RunningDaemon
 
 ONE, TWO, FOUR, EIGHT, STAGES = GROUPS
@@ -29,7 +29,7 @@ def engines(daemon: RunningDaemon) -> Iterator[Engines]:
         started = {group: [start(group, stage, rank) for stage, rank in group.shards] for group in GROUPS}
         assert {rank.reported() for ranks in started.values() for rank in ranks} == {"attached"}
         yield started
-    assert eventually(lambda: not [slot for slot in daemon.slots() if slot.pid], START_S)
+    assert eventually(lambda: not [slot for slot in daemon.slots() if slot.pid])
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from disk_daemon import write_through
+from eventually import PATIENCE_S
 from pagetier.client import Client, IncompleteLoadError, PagetierError, RegisteredCache
 from pagetier.client.blocking_copies import DeviceCopies, LazyCopier
 from running_daemon import RunningDaemon
@@ -21,7 +22,6 @@ from running_daemon import RunningDaemon
 ARENA = "64MiB"
 LAYERS, BLOCKS, BLOCK, HEADS, DIM, PAGE = 2, 64, 16, 4, 32, 32
 TOKENS = 3 * PAGE + 5
-LONG_S = 20.0
 WRITTEN, READ = np.arange(31, -1, -1), np.arange(63, 31, -1)
 
 
@@ -137,16 +137,16 @@ def test_keys_replace_tokens(engine: Engine) -> None:
 
 
 def test_copies_in_the_background(engine: Engine) -> None:
-    assert engine.cache.async_store(engine.prompt, WRITTEN).wait(LONG_S).stored == 3
+    assert engine.cache.async_store(engine.prompt, WRITTEN).wait(PATIENCE_S).stored == 3
     with engine.cache.match(engine.prompt) as hit:
         load = engine.cache.async_load(hit, READ, skip_tokens=PAGE)
-    assert load.pages == 2 and all(load.wait(layer, LONG_S) for layer in range(LAYERS))
+    assert load.pages == 2 and all(load.wait(layer, PATIENCE_S) for layer in range(LAYERS))
     rest = range(PAGE, 3 * PAGE)
     assert np.array_equal(engine.state(WRITTEN, rest), engine.state(READ, rest))
 
 
 def test_closing_the_client_ends_copies_in_the_background(daemon: RunningDaemon) -> None:
-    with daemon.client(timeout=LONG_S) as client:
+    with daemon.client(timeout=PATIENCE_S) as client:
         engine = Engine(client, "host")
         store = engine.cache.async_store(engine.prompt, WRITTEN)
     assert store.ended and store.wait(0).stored == 3
@@ -217,7 +217,7 @@ def test_without_a_daemon_stores_are_rejected_and_nothing_is_found(tmp_path: Pat
 
 @pytest.mark.parametrize("copies", ["host", "device", pytest.param("gpu", marks=pytest.mark.gpu)])
 def test_pages_on_disk_are_loaded_in_time_or_not_at_all(copies: str) -> None:
-    with write_through() as daemon, daemon.client(timeout=LONG_S) as client:
+    with write_through() as daemon, daemon.client(timeout=PATIENCE_S) as client:
         engine = Engine(client, copies)
         keys = engine.cache.keys(engine.prompt)
         assert engine.cache.store(keys, WRITTEN).stored == 3
@@ -226,7 +226,7 @@ def test_pages_on_disk_are_loaded_in_time_or_not_at_all(copies: str) -> None:
             assert (hit.tokens, hit.available_tokens) == (0, 3 * PAGE)
             assert engine.cache.load(hit, READ, timeout=0.2) == 0
         with engine.cache.match(keys) as hit:
-            assert engine.cache.load(hit, READ, timeout=LONG_S) == 3 * PAGE
+            assert engine.cache.load(hit, READ, timeout=PATIENCE_S) == 3 * PAGE
         assert np.array_equal(engine.state(WRITTEN), engine.state(READ))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from disk_daemon import write_through
+from eventually import PATIENCE_S
 from hybrid_engine import BLOCK, BLOCKS, PAGE, SNAPSHOT, TOKENS, HybridEngine, same, tables
 from pagetier.client import (
     NO_BLOCK,
@@ -19,12 +20,11 @@ from pagetier.client import (
 from running_daemon import RunningDaemon
 
 ARENA = "64MiB"
-LONG_S = 20.0
 
 
 @pytest.fixture
 def engine(daemon: RunningDaemon) -> Iterator[HybridEngine]:
-    with daemon.client(timeout=LONG_S) as client:
+    with daemon.client(timeout=PATIENCE_S) as client:
         yield HybridEngine(client)
 
 
@@ -63,7 +63,7 @@ def test_groups_that_look_alike_have_pages_of_their_own(daemon: RunningDaemon) -
     alike = [
         CacheGroup(kv_caches=list(tensors), layout="flashinfer", kind=FullAttention(PAGE)) for tensors in (one, other)
     ]
-    with daemon.client(timeout=LONG_S) as client:
+    with daemon.client(timeout=PATIENCE_S) as client:
         groups = client.register(groups=alike, model=os.urandom(8).hex())
         full = np.arange(TOKENS // BLOCK)
         assert [result.stored for result in groups.store(range(TOKENS), [full, full])] == [8, 8]
@@ -75,11 +75,11 @@ def test_groups_that_look_alike_have_pages_of_their_own(daemon: RunningDaemon) -
 
 def test_background_copies(engine: HybridEngine) -> None:
     stores = engine.groups.async_store(engine.prompt, tables(0, 3))
-    assert [store.wait(LONG_S).stored for store in stores] == [8, 2, 1]
+    assert [store.wait(PATIENCE_S).stored for store in stores] == [8, 2, 1]
     with engine.groups.match(engine.prompt) as hit:
         loads = engine.groups.async_load(hit, tables(24, 3))
         assert [load.pages for load in loads] == [len(match) for match in hit.matches]
-    assert all(load.wait(0, LONG_S) for load in loads) and same(engine, 0, 24, 3)
+    assert all(load.wait(0, PATIENCE_S) for load in loads) and same(engine, 0, 24, 3)
 
 
 def test_hashes_of_each_group_replace_tokens(engine: HybridEngine) -> None:
@@ -113,11 +113,11 @@ def test_a_released_match_loads_nothing(engine: HybridEngine) -> None:
 
 
 def test_pages_on_disk_are_loaded_for_all_groups() -> None:
-    with write_through() as daemon, daemon.client(timeout=LONG_S) as client:
+    with write_through() as daemon, daemon.client(timeout=PATIENCE_S) as client:
         engine = HybridEngine(client)
         engine.groups.store(engine.prompt, tables(0, 3))
         daemon.push_out(client, engine.groups.keys(engine.prompt)[0].keys)
         with engine.groups.match(engine.prompt) as hit:
             assert hit.tokens < hit.available_tokens == TOKENS
-            assert engine.groups.load(hit, tables(24, 3), timeout=LONG_S) == TOKENS
+            assert engine.groups.load(hit, tables(24, 3), timeout=PATIENCE_S) == TOKENS
         assert same(engine, 0, 24, 3)

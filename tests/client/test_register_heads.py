@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from eventually import PATIENCE_S
 from pagetier.client import CacheGroup, FullAttention, RegisteredCache
 from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.cache_layout import joined
 from running_daemon import RunningDaemon
 
-LONG_S = 20.0
 BLOCKS, PAGE, PAGES, RANKS = 12, 16, 4, 2
 WRITTEN, READ = np.arange(PAGES), np.arange(BLOCKS - PAGES, BLOCKS)
 
@@ -21,7 +21,7 @@ def test_each_rank_has_its_heads_and_the_whole_index(daemon: RunningDaemon) -> N
     random, model = np.random.default_rng(1), os.urandom(8).hex()
     keys, values = random.integers(0, 2**16, (2, BLOCKS, PAGE, RANKS, 8), np.uint16)
     index = random.integers(0, 2**16, (BLOCKS, PAGE, 4), np.uint16)
-    with daemon.client(timeout=LONG_S) as one, daemon.client(timeout=LONG_S) as other:
+    with daemon.client(timeout=PATIENCE_S) as one, daemon.client(timeout=PATIENCE_S) as other:
         own: list[list[Any]] = []
         caches: list[RegisteredCache] = []
         for rank, client in enumerate((one, other)):

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eventually import PATIENCE_S
 from pagetier.client import CacheGroup, Client, FullAttention, Recurrent, RegisteredGroups, SlidingWindow
 from pagetier.client.blocking_copies import DeviceCopies, LazyCopier
 from pagetier.kernels.layout.cache_layout import LayoutError
 from running_daemon import RunningDaemon
 
 ARENA = "64MiB"
-LONG_S = 20.0
 PAGE, PAGES, BLOCKS = 256, 6, 24
 TOKENS = PAGE * PAGES
 FULL = ((64, 584), (2, 584), (64, 132)), ((64, 584),), ((2, 584),)
@@ -68,7 +68,7 @@ class RowEngine:
 
 @pytest.fixture
 def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with daemon.client(timeout=LONG_S) as attached:
+    with daemon.client(timeout=PATIENCE_S) as attached:
         yield attached
 
 
@@ -115,7 +115,7 @@ def test_a_forgotten_buffer_is_noticed(client: Client) -> None:
 def test_ranks_that_have_the_same_rows_store_a_page_together(daemon: RunningDaemon) -> None:
     """The page is readable when both have stored their share; each rank loads all of it."""
     model = os.urandom(8).hex()
-    with daemon.client(timeout=LONG_S) as one, daemon.client(timeout=LONG_S) as other:
+    with daemon.client(timeout=PATIENCE_S) as one, daemon.client(timeout=PATIENCE_S) as other:
         ranks = [RowEngine(one, model, 1, tp_size=2), RowEngine(other, model, 1, tp_rank=1, tp_size=2)]
         before = ranks[0].content()
         store(ranks[0])
@@ -137,7 +137,7 @@ def test_each_rank_may_have_rows_of_its_own(daemon: RunningDaemon) -> None:
     model, register = os.urandom(8).hex(), Client.register
     given = np.random.default_rng(3).integers(0, 256, (2, BLOCKS, 7, 33), np.uint8)
     own: dict[str, Any] = {"layout": "rows", "model": model, "page_tokens": PAGE, "dtype": "nvfp4", "num_kv_heads": 2}
-    with daemon.client(timeout=LONG_S) as one, daemon.client(timeout=LONG_S) as other:
+    with daemon.client(timeout=PATIENCE_S) as one, daemon.client(timeout=PATIENCE_S) as other:
         caches = [
             register(client, [[given[rank]]], tp_rank=rank, tp_size=2, **own)
             for rank, client in enumerate((one, other))
@@ -171,7 +171,7 @@ def test_a_snapshot_that_all_ranks_have_is_stored_once(daemon: RunningDaemon) ->
     """A recurrent state that is not divided among the ranks has the layout of rows."""
     states = np.random.default_rng(5).integers(0, 256, (BLOCKS, 64), np.uint8)
     group = CacheGroup(kv_caches=[[states]], layout="rows", kind=Recurrent(PAGE))
-    with daemon.client(timeout=LONG_S) as client:
+    with daemon.client(timeout=PATIENCE_S) as client:
         (cache,) = client.register(groups=[group], model=os.urandom(8).hex(), dtype="uint8", tp_size=2).caches
         assert cache.paged.page.nbytes == 64
 

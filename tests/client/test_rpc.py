@@ -8,12 +8,10 @@ from typing import cast
 
 import pytest
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from pagetier.client.rpc import Requests
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import Answer
-
-LONG_S = 60.0
 
 
 class SlowLink:
@@ -28,20 +26,20 @@ class SlowLink:
             return False
         self.reader = threading.get_ident()
         self.is_read.set()
-        assert self.ends.wait(LONG_S)
+        assert self.ends.wait(PATIENCE_S)
         return True
 
 
 def test_the_background_thread_waits_for_one_that_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """If it returned at once it would be called again at once, and keep the core that the other thread needs."""
-    monkeypatch.setattr("pagetier.client.rpc._READ_S", 100 * LONG_S)
+    monkeypatch.setattr("pagetier.client.rpc._READ_S", 100 * PATIENCE_S)
     requests, link = Requests(), SlowLink()
     threads = [threading.Thread(target=requests.pump, args=(cast(Link, link),), daemon=True) for _ in range(2)]
     threads[0].start()
-    assert link.is_read.wait(LONG_S)
+    assert link.is_read.wait(PATIENCE_S)
     threads[1].start()
-    assert eventually(lambda: requests._changed.is_awaited, LONG_S), "it returned, or reads beside the other one"
+    assert eventually(lambda: requests._changed.is_awaited), "it returned, or reads beside the other one"
     link.ends.set()
     for thread in threads:
-        thread.join(LONG_S)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()

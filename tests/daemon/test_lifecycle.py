@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from eventually import eventually
-from in_process_server import SMALL, WAIT_S, Peer, see_peers_off, serves
+from eventually import PATIENCE_S, eventually
+from in_process_server import SMALL, Peer, see_peers_off, serves
 from pagetier.daemon import lifecycle as daemon_run
 from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.systemd_notify import Notifier
@@ -83,7 +83,7 @@ async def live(
     segments = take(SegmentRequest(config.name, SMALL, BUILD))
     server = Server(config.socket, AccessOptions())
     daemon = asyncio.create_task(daemon_run.run(config, segments, server, signals or Reported(), context))
-    await asyncio.to_thread(slow.began.wait, WAIT_S)
+    await asyncio.to_thread(slow.began.wait, PATIENCE_S)
     try:
         yield
     except BaseException:

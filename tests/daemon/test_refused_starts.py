@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from fake_host import host_files
 from other_users import as_root
 from pagetier.daemon import main as daemon_main
 from pagetier.daemon.host.host import Host
 from pagetier.shm.exit_codes import Exit
 from refused_starts import AS_NOBODY, MAIN, OWN_SHM, arguments, fill, own_shm, pagetierd, refused, shared_memory
-from running_daemon import START_S, RunningDaemon
+from running_daemon import RunningDaemon
 
 FITS = "import pagetier.daemon.main as m; m.fit = lambda host, need: type('Fit', (), {'fits': True}); m.main()"
 
@@ -182,7 +182,7 @@ def test_a_limit_on_the_size_of_files(name: str, given: list[str]) -> None:
 
 @own_shm
 def test_a_stop_releases_the_memory_although_an_engine_is_attached() -> None:
-    ended = pagetierd(code=STOPPED_AND_STARTED.replace("PLACES", repr(sys.path)), before=OWN_SHM, most_s=4 * START_S)
+    ended = pagetierd(code=STOPPED_AND_STARTED.replace("PLACES", repr(sys.path)), before=OWN_SHM, most_s=4 * PATIENCE_S)
     assert ended.code == 0, ended.text
     assert "started with the match in hand: <Match 3 of 3 pages, released>" in ended.text
 

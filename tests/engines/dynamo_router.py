@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from indexer import Indexer, indexing
-from one_host import PAGE_TOKENS, Scene, ask, forget, prompt, scene_of
+from one_host import PAGE_TOKENS, Scene, ask, prompt, scene_of
 from pagetier.client import Client
-from router import Truth, agree, wait_until_heard
+from router import Truth, agree, forget_gpu, wait_until_heard
 from running_daemon import namespace
 from vllm_engine import VllmEngine
 
@@ -39,10 +39,9 @@ class Router(NamedTuple):
         for first in range(0, len(prompts), BATCH):
             ask(self.engine, *prompts[first : first + BATCH], tokens=1)
 
-    def forget(self) -> None:
-        """Empties vLLM's own prefix cache, which vLLM announces with its next step."""
-        forget(self.engine)
-        ask(self.engine, prompt(1, 20), tokens=1)
+    def forget(self, prompts: Sequence[list[int]] = PROMPTS) -> None:
+        """Empties vLLM's own prefix cache, until the indexer has heard it of prompts."""
+        forget_gpu(self.indexer, self.engine, prompts)
 
     def agree(self, prompts: Sequence[list[int]] = PROMPTS) -> list[dict[str, int]]:
         """Waits until the indexer believes what is true of prompts, while the engine does no step."""

@@ -10,7 +10,7 @@ from vllm.v1.core import kv_cache_utils
 
 from eventually import eventually
 from indexer import Indexer, Reach, reach_of
-from one_host import Scene, ask, prompt
+from one_host import Scene, ask, forget, prompt
 from pagetier.client import Client
 from pagetier.client.hash_inputs import mixed_into
 from vllm_engine import VllmEngine
@@ -78,6 +78,14 @@ def agree(
 
     assert eventually(are_right, _BELIEVED_S), f"{len(wrong)} of {len(prompts)}: believed and true: {wrong[:5]}"
     return believed
+
+
+def forget_gpu(indexer: Indexer, engine: VllmEngine, prompts: Sequence[list[int]]) -> None:
+    """Empties vLLM's own prefix cache, which vLLM announces with its next step, until the indexer has heard it."""
+    forget(engine)
+    ask(engine, prompt(1, 20), tokens=1)
+    heard = lambda: not any(one["gpu"] for one in indexer.reach(prompts, "1"))  # noqa: E731
+    assert eventually(heard, _BELIEVED_S), "the indexer still believes in pages on the GPU"
 
 
 def wait_until_heard(indexer: Indexer, engine: VllmEngine, page_tokens: int, worker: str = "1") -> None:

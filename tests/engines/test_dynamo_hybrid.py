@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from indexer import indexing, require_indexer
-from one_host import PAGE_TOKENS, ask, forget, hybrid, prompt, scene_of
-from router import Truth, agree, wait_until_heard
+from one_host import PAGE_TOKENS, ask, hybrid, prompt, scene_of
+from router import Truth, agree, forget_gpu, wait_until_heard
 
 require_indexer()
 
@@ -32,7 +32,6 @@ def test_the_group_with_full_attention_is_believed(model: str, tmp_path: Path) -
         believed = agree(indexer, truth, client, prompts)
         assert all(one["cpu"] for one in believed), believed
         scene.evict_to_disk()
-        forget(engine)
-        ask(engine, prompt(99, 20), tokens=1)
+        forget_gpu(indexer, engine, prompts)
         believed = agree(indexer, truth, client, prompts)
         assert all(one["disk"] > one["cpu"] == 0 for one in believed), believed

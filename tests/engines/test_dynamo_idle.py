@@ -94,7 +94,7 @@ def test_ten_thousand_removals_are_believed_within_a_second(tmp_path: Path) -> N
     with routed(tmp_path, page=_SMALL_PAGE, frames=_REMOVALS + 1000) as router:
         router.serve(*_LONG)
         router.scene.settle()
-        router.forget()
+        router.forget(_LONG)
         believed = router.agree(_LONG)
         assert sum(one["disk"] for one in believed) >= _REMOVALS * _SMALL_PAGE
         assert flush_is_believed(router, _LONG[::17])

@@ -18,7 +18,6 @@ from store_pages import FRAME, outgoings
 from store_servers import mooncake_servers
 
 PAGES = outgoings(range(len(FIELDS) + 5), 3 * FRAME)
-LONG_S = 60.0
 
 
 class Files(NamedTuple):
@@ -48,9 +47,9 @@ def files(
         with opened_fleet(options if request.param == "plain" else with_key(options, folder)) as opened:
             opened.store_all(*PAGES)
             made = Files(opened, folder / "files")
-            assert eventually(lambda: len([*made.folder.rglob("files_*")]) == len(PAGES), LONG_S)
+            assert eventually(lambda: len([*made.folder.rglob("files_*")]) == len(PAGES))
             servers.node.kill()
-            assert eventually(lambda: all(map(made.is_in_files_only, PAGES)), LONG_S)
+            assert eventually(lambda: all(map(made.is_in_files_only, PAGES)))
             yield made
 
 

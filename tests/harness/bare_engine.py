@@ -13,16 +13,15 @@ from typing import Self
 
 import numpy as np
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from numbered_pages import key_of, keys_of, read_page, write_page
 from pagetier.shm._core import Pins, ReserveOutcome, Session, answer_columns, page_requests
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.protocol import BUILD, Attach, Fetch, Fetched, FetchOutcome, Reserve, Reserved, Space
-from running_daemon import START_S, RunningDaemon
+from running_daemon import RunningDaemon
 
 PAGE = 60_000
 SPACE = Space(hashlib.sha256(b"space").digest(), "test/model", 16)
-WAIT_S = 30.0
 
 
 def content_of(number: int) -> bytes:
@@ -42,15 +41,15 @@ class Engine:
 
     def attach(self) -> None:
         """Attaches to this daemon or its successor."""
-        assert eventually(self._attached, START_S)
+        assert eventually(self._attached)
 
     def _attached(self) -> bool:
         try:
-            self.link = Link(self._path, START_S)
+            self.link = Link(self._path, PATIENCE_S)
         except LinkError:
             return False
         try:
-            greeting = self.link.greet(Attach(BUILD, self._token, "engine", mapped=self._mapped), START_S)
+            greeting = self.link.greet(Attach(BUILD, self._token, "engine", mapped=self._mapped), PATIENCE_S)
         except LinkError:
             self.link.close()
             return False
@@ -65,7 +64,9 @@ class Engine:
         """Stores a chain of pages and returns the outcomes."""
         pages = list(numbers)
         sizes = struct.pack(f"<{len(pages)}Q", *[PAGE] * len(pages))
-        answer = self.link.ask(Reserve(next(self._numbers), SPACE, 0, 1, page_requests(keys_of(pages), sizes)), WAIT_S)
+        answer = self.link.ask(
+            Reserve(next(self._numbers), SPACE, 0, 1, page_requests(keys_of(pages), sizes)), PATIENCE_S
+        )
         assert isinstance(answer, Reserved)
         outcomes, entries, serials = answer_columns(answer.pages)
         for at, number in enumerate(pages):
@@ -75,17 +76,17 @@ class Engine:
                 assert self.session.publish(entry, serials[8 * at : 8 * at + 8], 0) == b"\1"
         return outcomes
 
-    def ask_fetch(self, numbers: Iterable[int], timeout: float = WAIT_S) -> None:
+    def ask_fetch(self, numbers: Iterable[int], timeout: float = PATIENCE_S) -> None:
         """Sends a fetch request without waiting for the response."""
-        self.link.send(Fetch(next(self._numbers), keys_of(numbers), timeout), WAIT_S)
+        self.link.send(Fetch(next(self._numbers), keys_of(numbers), timeout), PATIENCE_S)
 
     def answer(self) -> Fetched:
         """Returns the next response to a fetch request."""
-        answers = eventually(lambda: self.link.read(1.0), 2 * WAIT_S)
+        answers = eventually(lambda: self.link.read(1.0), 2 * PATIENCE_S)
         assert answers and isinstance(answers[0], Fetched), "a fetch is not answered"
         return answers[0]
 
-    def fetch(self, numbers: Iterable[int], timeout: float = WAIT_S) -> list[int]:
+    def fetch(self, numbers: Iterable[int], timeout: float = PATIENCE_S) -> list[int]:
         """Fetches pages from disk into memory and returns the outcomes."""
         self.ask_fetch(numbers, timeout)
         return list(self.answer().outcomes)

@@ -13,10 +13,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
+from eventually import PATIENCE_S
 from pagetier.client import Client
 
 DIED = 77
-_WAIT_S = 20.0
 
 
 def run_and_exit(action: Callable[[], object], report: Callable[[], object] = traceback.print_exc) -> NoReturn:
@@ -89,7 +89,7 @@ class ChildProcess:
 
     def reported(self) -> Any:
         """Returns the next result. Raises EOFError if the child has died."""
-        assert self._pipe.poll(_WAIT_S), "a child does not answer"
+        assert self._pipe.poll(PATIENCE_S), "a child does not answer"
         return self._pipe.recv()
 
     def ask(self, command: object) -> Any:
@@ -137,8 +137,8 @@ def attached(socket: Path, life: Callable[[Client, Connection], object]) -> Iter
     """Yields a child that is attached to the daemon."""
 
     def live(pipe: Connection) -> None:
-        client = Client(socket, timeout=_WAIT_S)
-        pipe.send(client.wait_attached(_WAIT_S))
+        client = Client(socket, timeout=PATIENCE_S)
+        pipe.send(client.wait_attached(PATIENCE_S))
         life(client, pipe)
 
     with ChildProcess(live) as child:

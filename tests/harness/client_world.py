@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from keyed_pages import PAGE, prompt
 from pagetier.client import Client, Keys, Match, Outcome
 from pagetier.client.reservation import Reservation
@@ -14,7 +14,6 @@ from running_daemon import RunningDaemon
 
 FRAMES = 64
 PROMPTS, PAGES = 4, 6
-_WAIT_S = 10.0
 
 
 class Held(msgspec.Struct, eq=False):
@@ -62,9 +61,7 @@ class ClientWorld:
         for client in self.clients:
             client.close()
         self.clients.clear()
-        assert eventually(lambda: len(self.daemon.slots()) == 1, _WAIT_S), (
-            "a slot other than the disk worker's is in use"
-        )
+        assert eventually(lambda: len(self.daemon.slots()) == 1), "a slot other than the disk worker's is in use"
         self.daemon.until_written()
         self.daemon.flush()
         assert self.daemon.findings() == []
@@ -78,8 +75,8 @@ class ClientWorld:
     def wait_ready(self) -> None:
         """Waits until the daemon serves, the inventory of the disk is loaded, and only the clients are attached."""
         self.daemon.wait_disk_open()
-        assert all(client.wait_attached(_WAIT_S) for client in self.clients)
-        assert eventually(lambda: len(self.daemon.slots()) == len(self.clients) + 1, _WAIT_S), (
+        assert all(client.wait_attached(PATIENCE_S) for client in self.clients)
+        assert eventually(lambda: len(self.daemon.slots()) == len(self.clients) + 1), (
             "not all clients are attached, or another process is"
         )
 
@@ -125,7 +122,7 @@ class ClientWorld:
 
     def write_all(self) -> None:
         """Waits until all complete pages in memory are on disk, too."""
-        assert eventually(lambda: self.daemon.header().open_entries == len(self.pending), _WAIT_S)
+        assert eventually(lambda: self.daemon.header().open_entries == len(self.pending))
         if not self.rooms:
             self.daemon.until_written()
             self.disk |= self.memory

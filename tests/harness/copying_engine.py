@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from eventually import PATIENCE_S
 from pagetier.client import Client, Keys, LoadHandle, Namespace
 from pagetier.client.adapters import AsyncCopier
 from pagetier.kernels.config.copy_settings import CopySettings
@@ -17,8 +18,7 @@ from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 from pagetier.kernels.layout.transfer import PagedCache
 
 TOKENS, BLOCK, LAYERS, BLOCKS = 16, 8, 4, 64
-LONG_S = 30.0
-COPYING = CopySettings(chunk=1 << 20, reserve_timeout=LONG_S)
+COPYING = CopySettings(chunk=1 << 20, reserve_timeout=PATIENCE_S)
 
 
 class PagedEngine:
@@ -65,14 +65,14 @@ class CopyingEngine(PagedEngine):
     def store_and_load(self, prompt: int, slots: SlotMap) -> None:
         """Stores and loads a prompt."""
         self.number(prompt)
-        self.copier.store(self.keys(prompt, len(slots)), slots).wait(LONG_S)
+        self.copier.store(self.keys(prompt, len(slots)), slots).wait(PATIENCE_S)
         self.number(0)
         self.load_exactly(prompt, slots)
 
     def load_exactly(self, prompt: int, slots: SlotMap) -> None:
         """Loads a prompt, and asserts that each page that is found has its content."""
         load = self.load(self.keys(prompt, len(slots)), slots)
-        assert load.wait(LAYERS - 1, LONG_S) and load.wait_ended(LONG_S)
+        assert load.wait(LAYERS - 1, PATIENCE_S) and load.wait_ended(PATIENCE_S)
         if load.pages:
             assert self.says(slots.some(0, load.pages), prompt)
 

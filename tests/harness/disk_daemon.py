@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from bare_engine import WAIT_S, Engine
-from eventually import CoreWaits, eventually, eventually_with_cores
+from bare_engine import Engine
+from eventually import PATIENCE_S, CoreWaits, eventually, eventually_with_cores
 from pagetier.client import Client, Keys
 from pagetier.daemon.status.daemon_status import unpack
 from pagetier.daemon.status.disk_report import DiskReport, Standing
@@ -83,7 +83,7 @@ class DiskDaemon(RunningDaemon):
         away.rename(self.disk)
         self.wait_open(restarts + 1)
 
-    def until(self, what: Any, seconds: float = WAIT_S) -> bool:
+    def until(self, what: Any, seconds: float = PATIENCE_S) -> bool:
         """Returns whether the disk tier's report fulfils a condition in time.
 
         The workers have idle priority: on a busy machine, the time in which they wait for a core does not count.
@@ -140,7 +140,7 @@ class DiskDaemon(RunningDaemon):
         self.until_written()
         for prompt in range(10):
             others = _OTHERS.keys(range(prompt << 20, (prompt << 20) + 16 * self.frames))
-            client.reserve(others, FRAME, timeout=WAIT_S).publish()
+            client.reserve(others, FRAME, timeout=PATIENCE_S).publish()
             self.until_written()
             with client.match(keys) as match:
                 if not len(match):

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bare_engine import PAGE, SPACE, WAIT_S, Engine, content_of
+from bare_engine import PAGE, SPACE, Engine, content_of
+from eventually import PATIENCE_S
 from in_namespaces import within
 from numbered_pages import keys_of, write_page
 from page_reservations import outcomes_of
@@ -39,7 +40,7 @@ class HoldingEngine(Engine):
         late = range(first + HELD, first + HELD + LATE)
         pages = page_requests(keys_of(late), struct.pack(f"<{LATE}Q", *[PAGE] * LATE))
         request = Reserve(next(self._numbers), SPACE, 0, 1, pages)
-        answer = self.link.ask(request, WAIT_S)
+        answer = self.link.ask(request, PATIENCE_S)
         assert isinstance(answer, Reserved) and set(outcomes_of(answer)) == {ReserveOutcome.GRANTED}
         entries = answer_columns(answer.pages).entries
         self._late = [(number, entries[4 * at : 4 * at + 4]) for at, number in enumerate(late)]

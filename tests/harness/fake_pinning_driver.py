@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 
+from eventually import PATIENCE_S
 from pagetier.kernels.pinning.pinning import Pinning
 
-WAIT_S = 20.0
 SMALL = 4 << 10
 BASE = 1 << 30
 
@@ -51,7 +51,7 @@ class PinningDriver:
 
     def unregister(self, address: int) -> None:
         """Unpins the memory that was pinned by one call."""
-        assert self.unpins.wait(WAIT_S)
+        assert self.unpins.wait(PATIENCE_S)
         with self.lock:
             if self.registered.pop(address, None) is None:
                 self.wrong.append(f"{address:#x} is not registered")
@@ -78,7 +78,7 @@ class GatedDriver(PinningDriver):
         """Waits for let(). Raises OSError if let() has an error."""
         with self._changed:
             self.waiting.append(address)
-            assert self._changed.wait_for(lambda: address in self._ends, WAIT_S)
+            assert self._changed.wait_for(lambda: address in self._ends, PATIENCE_S)
             self.waiting.remove(address)
         if self._ends[address]:
             raise RuntimeError(self._ends[address])

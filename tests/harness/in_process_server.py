@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from eventually import PATIENCE_S
 from pagetier.daemon.common.loop_clock import give_way
 from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.index.service import Service
@@ -26,7 +27,6 @@ from pagetier.shm.protocol import BUILD, Answer, Attach, Check, Findings, Observ
 from pagetier.shm.segments import SegmentRequest, Segments, take
 from pagetier.shm.unpacker import Unpacker
 
-WAIT_S = 10.0
 SMALL = Geometry(frame_bytes=4096, frames=64, entries=64, spaces=4)
 
 
@@ -45,12 +45,12 @@ def serving(folder: Path, patience: float = 5.0, access: AccessOptions | None = 
     live = _serve(segments, Config(socket=path), server, ready, stop)
     thread = threading.Thread(target=loop.run_until_complete, args=(live,))
     thread.start()
-    assert ready.wait(WAIT_S)
+    assert ready.wait(PATIENCE_S)
     try:
         yield path
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(WAIT_S)
+        thread.join(PATIENCE_S)
         loop.close()
         findings = segments.owner.check_integrity()
         segments.remove()
@@ -83,7 +83,7 @@ class Peer:
         self._descriptors: list[int] = []
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.connect(os.fspath(path))
-        self.socket.settimeout(WAIT_S)
+        self.socket.settimeout(PATIENCE_S)
         self._unpacker = Unpacker()
 
     def send(self, *messages: Request | bytes) -> None:

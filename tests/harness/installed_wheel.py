@@ -14,12 +14,11 @@ from importlib import metadata
 from pathlib import Path
 
 from bare_python import installed
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from process_states import children_of
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/store_and_load.py"
 LIMIT_S = 300
-START_S = 60
 
 
 def run(*command: str | Path, cwd: Path, **environ: str) -> str:
@@ -63,11 +62,11 @@ def serving(daemon: Sequence[str | Path], folder: Path, arena: str = "8MiB", **e
     with log.open("wb") as file:
         process = subprocess.Popen(list(map(str, [*daemon, *arguments])), stderr=file, env=_own() | environ)
     try:
-        eventually(lambda: "event=ready" in log.read_text() or process.poll() is not None, START_S)
+        eventually(lambda: "event=ready" in log.read_text() or process.poll() is not None)
         assert "event=ready" in log.read_text(), log.read_text()
         yield socket
         os.kill(_innermost(process.pid), signal.SIGTERM)
-        assert process.wait(START_S) == 0, log.read_text()
+        assert process.wait(PATIENCE_S) == 0, log.read_text()
         assert list(Path("/dev/shm").glob(f"{name}.*")) == []
     finally:
         if process.poll() is None:

@@ -11,7 +11,7 @@ import msgspec
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-WAIT_S = 10.0
+from eventually import PATIENCE_S
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -31,9 +31,9 @@ def ask(address: Path | int, request: bytes = b"GET /metrics HTTP/1.1\r\nHost: h
 
 def _connected(address: Path | int) -> socket.socket:
     if isinstance(address, int):
-        return socket.create_connection(("127.0.0.1", address), WAIT_S)
+        return socket.create_connection(("127.0.0.1", address), PATIENCE_S)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(WAIT_S)
+    connection.settimeout(PATIENCE_S)
     connection.connect(os.fspath(address))
     return connection
 

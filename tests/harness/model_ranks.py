@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from eventually import PATIENCE_S
 from pagetier.client import Client, Keys, Namespace
 from pagetier.client.adapters import Blocks
 from pagetier.kernels.host.copy import gather
@@ -22,7 +23,6 @@ from pagetier.kernels.layout.transfer import PagedCache, Transfer
 
 BLOCKS, FRAME, POISON = 40, 64, 0xDEAD
 PAGE_TOKENS, PAGES = 12, 3  # of the prompts in processes
-START_S = 30.0
 Bytes = npt.NDArray[np.uint8]
 State = npt.NDArray[np.uint16]
 
@@ -211,8 +211,8 @@ def written(transfers: Sequence[Transfer], nbytes: int) -> npt.NDArray[np.int64]
 def serve_rank(socket: Path, group: Group, stage: int, rank: int, pipe: Connection) -> None:
     """Executes ("store" or "load", model, prompt) commands. Sends the outcomes, or the pages and wrong elements."""
     ranks = {name: Rank(model, group, stage, rank, PAGE_TOKENS) for name, model in MODELS.items()}
-    with Client(socket, timeout=START_S) as client:
-        assert client.wait_attached(START_S)
+    with Client(socket, timeout=PATIENCE_S) as client:
+        assert client.wait_attached(PATIENCE_S)
         pipe.send("attached")
         while (command := pipe.recv()) is not None:
             what, name, prompt = command

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from eventually import PATIENCE_S
 from in_namespaces import within
 from other_users import ALICE
 from process_states import children_of
-from running_daemon import START_S, RunningDaemon
+from running_daemon import RunningDaemon
 
 HERE: tuple[str, ...] = ()
 OWN_PIDS = ("pid", "proc=")
@@ -51,7 +52,7 @@ class PlacedDaemon(RunningDaemon):
         pidfds = [os.pidfd_open(pid) for pid in descendants(self.pid)]
         super().kill()
         for pidfd in pidfds:
-            select.select([pidfd], [], [], START_S)
+            select.select([pidfd], [], [], PATIENCE_S)
             os.close(pidfd)
 
     def enter(self) -> list[str]:

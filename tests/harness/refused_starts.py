@@ -13,10 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from eventually import PATIENCE_S
 from keyed_pages import found, prompt, store
 from pagetier.client import Client
 from pagetier.shm.exit_codes import Exit
-from running_daemon import START_S, RunningDaemon
+from running_daemon import RunningDaemon
 
 MAIN = "from pagetier.daemon.main import main; main()"
 # Modules that are imported late, imported here while this process can still read all files.
@@ -58,7 +59,7 @@ class Ended(msgspec.Struct, frozen=True):
         return str(json.loads(found[1])) if found else ""
 
 
-def pagetierd(*arguments: str, code: str = MAIN, before: Sequence[str] = (), most_s: float = START_S) -> Ended:
+def pagetierd(*arguments: str, code: str = MAIN, before: Sequence[str] = (), most_s: float = PATIENCE_S) -> Ended:
     """Runs a daemon that is expected to end soon. `before` is a command that runs it."""
     environ = {key: value for key, value in os.environ.items() if not key.startswith("PAGETIER_")}
     command = [*before, sys.executable, "-c", code, *arguments]

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from pagetier.shm._core import Observer
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import BUILD, Observe
@@ -22,7 +22,6 @@ from pagetier.shm.segment_files import observe_and_close
 
 BLOCK = 512
 PAGE = 4096
-WAIT_S = 60.0  # a busy machine starts a daemon, its worker and the clients slowly
 # In the background of a shell, tests and their children ignore SIGINT.
 _HEEDS_INT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
 COMMAND = [sys.executable, "-c", f"{_HEEDS_INT}; from pagetier.client.cli.replay import replay; replay()"]
@@ -69,7 +68,7 @@ def environ() -> dict[str, str]:
 
 def replay(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, env=environ(), check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environ(), check=False)
 
 
 def replay_json(*arguments: object) -> dict[str, Any]:
@@ -95,7 +94,7 @@ def replaying(*arguments: object) -> Iterator[subprocess.Popen[str]]:
 
 
 def report_of(process: subprocess.Popen[str]) -> dict[str, Any]:
-    output, errors = process.communicate(timeout=WAIT_S)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert output, errors
     report: dict[str, Any] = json.loads(output)
     return report
@@ -103,9 +102,9 @@ def report_of(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 @contextmanager
 def observing(socket: Path) -> Iterator[Observer]:
-    link = Link(socket, WAIT_S)
+    link = Link(socket, PATIENCE_S)
     with closing(link):
-        yield observe_and_close(link.greet(Observe(BUILD), WAIT_S).descriptors)
+        yield observe_and_close(link.greet(Observe(BUILD), PATIENCE_S).descriptors)
 
 
 def until(true: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
@@ -117,7 +116,7 @@ def until(true: Callable[[], bool], process: subprocess.Popen[str] | None = None
         assert result or process is None or is_alive, process.communicate()
         return result
 
-    assert eventually(is_true, WAIT_S)
+    assert eventually(is_true)
 
 
 def until_granted(pages: int, observer: Observer, process: subprocess.Popen[str]) -> None:

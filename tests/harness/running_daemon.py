@@ -19,7 +19,7 @@ from weakref import WeakSet
 from click.testing import CliRunner, Result
 
 from daemon_constants import PROGRAM
-from eventually import CoreWaits, eventually, eventually_with_cores
+from eventually import PATIENCE_S, CoreWaits, eventually, eventually_with_cores
 from pagetier.client import Client, Namespace
 from pagetier.daemon.cli import main
 from pagetier.daemon.stats.snapshot import Snapshot
@@ -41,7 +41,6 @@ from pagetier.shm.protocol import (
 from pagetier.shm.segment_files import observe_and_close
 from process_states import workers_of
 
-START_S = 20.0
 CALL_S = 20.0
 """The timeout of clients, for a busy machine. A test of what a client does without an answer passes a shorter one."""
 _WRITTEN_S = 60.0  # also to a slow disk
@@ -123,7 +122,7 @@ class RunningDaemon:
         """Returns an attached client, which is closed with the daemon if the test does not close it."""
         client = Client(self.socket, timeout=timeout, name=name)
         self._clients.add(client)
-        assert client.wait_attached(START_S), self.log.read_text()
+        assert client.wait_attached(PATIENCE_S), self.log.read_text()
         return client
 
     def findings(self) -> list[str]:
@@ -135,7 +134,7 @@ class RunningDaemon:
     def ask(self, request: Request) -> Answer:
         """Sends a request as an observer and returns the response."""
         with self._observing() as (link, _):
-            return link.ask(request, START_S)
+            return link.ask(request, PATIENCE_S)
 
     def observer(self) -> Observer:
         """Opens an observer without the daemon, which may be busy, stopped or dead."""
@@ -178,7 +177,7 @@ class RunningDaemon:
             header = self.header()
             return not (header.used_frames or header.disk_used_frames or header.open_entries)
 
-        assert eventually(is_empty, START_S), self.header()
+        assert eventually(is_empty), self.header()
 
     def disk_is_open(self) -> bool:
         """Returns whether the disk tier is open."""
@@ -187,7 +186,7 @@ class RunningDaemon:
     def wait_disk_open(self) -> None:
         """Waits until the disk tier is open. The time in which its workers, of idle priority, get no core is free."""
         waits = CoreWaits(self.pid, others=lambda: workers_of(self.pid))
-        assert eventually_with_cores(self.disk_is_open, START_S, waits), self.log.read_text()
+        assert eventually_with_cores(self.disk_is_open, PATIENCE_S, waits), self.log.read_text()
 
     def save(self) -> Saved:
         """Writes all pages to disk, and waits until they are written or cannot be."""
@@ -220,8 +219,8 @@ class RunningDaemon:
     @contextmanager
     def _observing(self) -> Iterator[tuple[Link, Observer]]:
         """Yields an observer's link, and the observer."""
-        with closing(Link(self.socket, START_S)) as link:
-            yield link, observe_and_close(link.greet(Observe(BUILD), START_S).descriptors)
+        with closing(Link(self.socket, PATIENCE_S)) as link:
+            yield link, observe_and_close(link.greet(Observe(BUILD), PATIENCE_S).descriptors)
 
     def _serves(self) -> bool:
         """Returns whether this life of the daemon has logged that it is ready, which it does once."""

@@ -15,9 +15,7 @@ from typing import Self
 
 import msgspec
 
-from eventually import Stopwatch
-
-_WAIT_S = 20.0
+from eventually import PATIENCE_S, Stopwatch
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -63,7 +61,7 @@ class LiveTerminal:
         """The length of the output so far."""
         return len(self.text)
 
-    def until(self, words: str, beyond: int = 0, seconds: float = _WAIT_S) -> bool:
+    def until(self, words: str, beyond: int = 0, seconds: float = PATIENCE_S) -> bool:
         """Returns whether these words appear in time, after the first `beyond` characters."""
         watch = Stopwatch()
         while words not in self.text[beyond:]:
@@ -81,9 +79,9 @@ class LiveTerminal:
 
     def wait(self) -> int:
         """Reads the rest of the output and returns the exit code."""
-        while self._read(_WAIT_S):
+        while self._read(PATIENCE_S):
             pass
-        return self._process.wait(_WAIT_S)
+        return self._process.wait(PATIENCE_S)
 
     def _read(self, seconds: float) -> bool:
         if not select.select([self._ours], [], [], seconds)[0]:

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from fake_pinning_driver import BASE, SMALL, WAIT_S
+from eventually import PATIENCE_S
+from fake_pinning_driver import BASE, SMALL
 from pagetier.kernels.device import DeviceError
 from pagetier.kernels.pinning.cuda_registrar import cuda_registrar
 from pagetier.kernels.pinning.pinning import Pinning
@@ -83,7 +84,7 @@ def test_cudas_errors_are_exceptions(cudart: Cudart, caplog: pytest.LogCaptureFi
     with pytest.raises(DeviceError, match=r"unpinning: words for 2 \(cudaHostUnregister\)"):
         unregister(BASE)
     with Pinning(BASE, SMALL, register, unregister) as pinned:
-        assert pinned.wait(WAIT_S)
+        assert pinned.wait(PATIENCE_S)
         assert "words for 2" in pinned.state
     assert "words for 2" in caplog.text
 
@@ -101,7 +102,7 @@ def test_a_gpu_knows_the_memory_as_pinned_until_it_is_closed() -> None:
     with mmap.mmap(-1, 9 * MIB) as memory:
         host = torch.frombuffer(memory, dtype=torch.uint8)
         with Pinning(host.data_ptr(), len(memory), *cuda_registrar("cuda:0"), chunk=4 * MIB) as pinned:
-            assert pinned.wait(WAIT_S)
+            assert pinned.wait(PATIENCE_S)
             assert pinned.progress == 1.0
             assert all(host[at * MIB :].is_pinned() for at in range(9))
         assert not host.is_pinned()

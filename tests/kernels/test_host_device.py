@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from eventually import PATIENCE_S
 from pagetier.kernels.device import Copy, DeviceError, Direction, EngineEvent
 from pagetier.kernels.host.host_device import HostDevice
 from pagetier.kernels.layout import engine_layouts
@@ -19,7 +20,6 @@ from pagetier.kernels.layout.page_layout import PageLayout
 from pagetier.kernels.layout.slot_map import slot_map
 from pagetier.kernels.layout.transfer import PagedCache, Transfer
 
-LONG_S = 20.0
 PAGES, TOKENS, BLOCK = 3, 4, 2
 
 
@@ -59,17 +59,17 @@ def test_what_is_stored_is_loaded_layer_by_layer(scene: Scene) -> None:
     there, back = device.stream(Direction.STORE), device.stream(Direction.LOAD)
     there.enqueue(scene.storing())
     stored = there.record()
-    assert stored.wait(LONG_S) and stored.done()
+    assert stored.wait(PATIENCE_S) and stored.done()
     before = [tensor.copy() for tensor in scene.tensors]
     for tensor in scene.tensors:
         tensor[:] = 0
     back.enqueue(scene.loading(range(1, 2)))
-    assert back.record().wait(LONG_S)
+    assert back.record().wait(PATIENCE_S)
     assert not scene.tensors[0].any() and np.array_equal(scene.tensors[1][:, :6], before[1][:, :6])
     back.enqueue(scene.loading(range(1)))
-    assert back.record().wait(LONG_S)
+    assert back.record().wait(PATIENCE_S)
     assert np.array_equal(scene.tensors[0][:, :6], before[0][:, :6])
-    assert device.close(LONG_S)
+    assert device.close(PATIENCE_S)
 
 
 def test_a_stream_waits_for_what_an_engine_has(scene: Scene) -> None:
@@ -87,8 +87,8 @@ def test_a_stream_waits_for_what_an_engine_has(scene: Scene) -> None:
     for opens, comes in ((event.set, one), (lambda: future.set_result(None), two), (barrier.wait, four)):
         assert not comes.wait(0.01) and not comes.done()
         opens()
-        assert comes.wait(LONG_S)
-    assert three.wait(LONG_S)
+        assert comes.wait(PATIENCE_S)
+    assert three.wait(PATIENCE_S)
     with pytest.raises(ValueError, match="int has no wait"):
         stream.after(3)
 
@@ -106,7 +106,7 @@ def test_an_engine_s_stream_is_held(scene: Scene) -> None:
         behind = stream.record()
         assert not computed.done() and not behind.done()
         event.set()
-        assert computed.result(LONG_S) and behind.wait(LONG_S)
+        assert computed.result(PATIENCE_S) and behind.wait(PATIENCE_S)
     with pytest.raises(ValueError, match="is not a stream of the host"):
         arrived.make_stream_wait(None)
 
@@ -115,16 +115,16 @@ def test_a_copy_that_fails_fails_its_stream_alone(scene: Scene) -> None:
     device = HostDevice()
     stream, sound = device.stream(Direction.STORE), device.stream(Direction.STORE)
     before = stream.record()
-    assert before.wait(LONG_S)
+    assert before.wait(PATIENCE_S)
     copy = scene.storing()
     stream.enqueue(msgspec.structs.replace(copy, frames=Frames(scene.frames.arena, scene.frames.table[:1])))
     event = stream.record()
-    for asks in (lambda: event.wait(LONG_S), event.done, stream.record, lambda: stream.enqueue(copy)):
+    for asks in (lambda: event.wait(PATIENCE_S), event.done, stream.record, lambda: stream.enqueue(copy)):
         with pytest.raises(DeviceError, match="a copy failed"):
             asks()
     assert before.done()
     sound.enqueue(copy)
-    assert sound.record().wait(LONG_S)
+    assert sound.record().wait(PATIENCE_S)
 
 
 @pytest.mark.parametrize("fails", [lambda future: future.set_exception(OSError()), lambda future: future.cancel()])
@@ -136,7 +136,7 @@ def test_work_of_an_engine_that_failed_is_not_copied(scene: Scene, fails: object
     assert callable(fails)
     fails(future)
     with pytest.raises(DeviceError, match="the engine's work failed"):
-        event.wait(LONG_S)
+        event.wait(PATIENCE_S)
     assert not scene.memory.any()
 
 
@@ -166,8 +166,8 @@ def test_a_stream_reports_any_exception_of_an_event(scene: Scene, error: BaseExc
     event = stream.record()
     opens.set()
     with pytest.raises(DeviceError, match="of its own"):
-        event.wait(LONG_S)
-    assert stream.close(LONG_S) and not scene.memory.any()
+        event.wait(PATIENCE_S)
+    assert stream.close(PATIENCE_S) and not scene.memory.any()
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
@@ -186,7 +186,7 @@ def test_an_awaitable_event_is_rejected(scene: Scene) -> None:
     event = stream.record()
     opens.set()
     with pytest.raises(DeviceError, match=r"the wait\(\) method of Awaitable returned an awaitable"):
-        event.wait(LONG_S)
+        event.wait(PATIENCE_S)
     assert not scene.memory.any()
 
 
@@ -212,7 +212,7 @@ def test_a_lost_gate_is_reported_and_the_stream_continues(scene: Scene, event: o
     last = stream.record()
     assert not gate.reason
     opens.set()
-    assert last.wait(LONG_S) and reports == [False]
+    assert last.wait(PATIENCE_S) and reports == [False]
     assert "the engine's event failed: " in gate.reason
     assert np.array_equal(scene.tensors[0], before[0]) and not scene.tensors[1][:, :6].any()
 
@@ -225,7 +225,7 @@ def test_a_gate_that_opens_is_passed(scene: Scene) -> None:
     arrived = stream.record()
     assert not arrived.wait(0.01)
     event.set()
-    assert arrived.wait(LONG_S) and not gate.reason and not scene.tensors[0][:, :6].any()
+    assert arrived.wait(PATIENCE_S) and not gate.reason and not scene.tensors[0][:, :6].any()
 
 
 def test_a_cache_on_another_device_is_rejected_at_once(scene: Scene) -> None:
@@ -233,7 +233,7 @@ def test_a_cache_on_another_device_is_rejected_at_once(scene: Scene) -> None:
     elsewhere = msgspec.structs.replace(copy.transfer, device="cuda:0")
     with pytest.raises(ValueError, match="on cuda:0"):
         stream.enqueue(msgspec.structs.replace(copy, transfer=elsewhere))
-    assert stream.record().wait(LONG_S)
+    assert stream.record().wait(PATIENCE_S)
 
 
 def test_closing_ends_the_threads_after_their_work(scene: Scene) -> None:
@@ -241,12 +241,12 @@ def test_closing_ends_the_threads_after_their_work(scene: Scene) -> None:
     stream = device.stream(Direction.STORE)
     stream.enqueue(scene.storing())
     event = stream.record()
-    assert device.close(LONG_S) and event.done() and scene.memory.any()
+    assert device.close(PATIENCE_S) and event.done() and scene.memory.any()
     with pytest.raises(DeviceError, match="closed"):
         stream.enqueue(scene.storing())
     stuck = device.stream(Direction.LOAD)
     stuck.after(threading.Event())
-    assert device.close(LONG_S)
+    assert device.close(PATIENCE_S)
 
 
 def test_a_device_that_is_dropped_leaves_no_thread() -> None:
@@ -258,5 +258,5 @@ def test_a_device_that_is_dropped_leaves_no_thread() -> None:
     (mine,) = set(ours()) - set(before)
     del stream
     gc.collect()
-    mine.join(LONG_S)
+    mine.join(PATIENCE_S)
     assert not mine.is_alive()

@@ -11,7 +11,7 @@ import pytest
 from anonymous_segments import Memory, attach
 from eventually import eventually
 from fake_device import FakeDevice, FakeEvent
-from fake_pinning_driver import WAIT_S, PinningDriver
+from fake_pinning_driver import PinningDriver
 from pagetier.kernels.device import Copy, DeviceError, Direction
 from pagetier.kernels.layout.frames import Arena, Frames, frames_of
 from pagetier.kernels.pinning.pinned_arenas import PinnedArenas, PinningClaim
@@ -66,7 +66,7 @@ class World:
     def pin(self) -> None:
         """Pins the first session's arena."""
         self.claim.begin(self.first)
-        assert eventually(lambda: self.arenas.progress == 1.0, WAIT_S)
+        assert eventually(lambda: self.arenas.progress == 1.0)
 
     def _checked(self) -> Session | None:
         self.checks += threading.current_thread().name == "pagetier-arenas"
@@ -100,7 +100,7 @@ def test_the_first_copy_begins_to_pin_and_the_session_is_held(world: World) -> N
     assert world.arenas.state == "nothing is pinned" and world.arenas.progress == 0.0
     world.copy(world.first)
     world.complete()
-    assert eventually(lambda: world.claim.ready(frames_in(world.first)), WAIT_S)
+    assert eventually(lambda: world.claim.ready(frames_in(world.first)))
     assert world.driver.registered == {world.first.arena_address: FRAME * FRAMES} and world.arenas.progress == 1.0
     assert not world.first.retire(), "the session was unmapped while its arena is pinned"
     assert world.claim.end(LONG_S)
@@ -113,13 +113,13 @@ def test_an_arena_stays_pinned_while_a_copy_of_it_is_in_flight(world: World) -> 
         world.copy(world.first)
     world.switch_to(world.second)
     new = world.copy(world.second)
-    assert eventually(lambda: world.claim.ready(frames_in(world.second)), WAIT_S)
+    assert eventually(lambda: world.claim.ready(frames_in(world.second)))
     world.complete()
     world.settle()
     assert set(world.pinned()) == {world.first.arena_address, world.second.arena_address}
     world.complete()
-    assert eventually(lambda: world.pinned() == [world.second.arena_address], WAIT_S)
-    assert eventually(world.first.retire, WAIT_S)
+    assert eventually(lambda: world.pinned() == [world.second.arena_address])
+    assert eventually(world.first.retire)
     assert not new.came and world.claim.ready(frames_in(world.second))
     world.complete()
     assert world.claim.end(LONG_S) and world.driver.wrong == []
@@ -130,7 +130,7 @@ def test_a_copy_of_an_older_session_pins_nothing_and_unpins_nothing(world: World
     world.copy(world.second)
     world.copy(world.first)
     world.claim.begin(world.first)
-    assert eventually(lambda: world.arenas.progress == 1.0, WAIT_S)
+    assert eventually(lambda: world.arenas.progress == 1.0)
     world.settle()
     assert world.driver.began == [world.second.arena_address]
     assert world.pinned() == [world.second.arena_address] and not world.claim.ready(frames_in(world.first))
@@ -138,7 +138,7 @@ def test_a_copy_of_an_older_session_pins_nothing_and_unpins_nothing(world: World
 
 def test_what_was_enqueued_counts_before_anything_is_recorded(world: World) -> None:
     world.enqueue(frames_in(world.first))
-    assert eventually(lambda: world.arenas.progress == 1.0, WAIT_S)
+    assert eventually(lambda: world.arenas.progress == 1.0)
     assert not world.claim.end(0.1) and len(world.pinned()) == 1
     world.stream.record()
     world.complete()
@@ -162,17 +162,17 @@ def test_under_a_device_that_failed_nothing_is_unpinned(world: World, when: str)
 def test_without_a_current_session_the_arena_goes_by_itself(world: World) -> None:
     world.copy(world.first)
     world.complete()
-    assert eventually(lambda: world.arenas.progress == 1.0, WAIT_S)
+    assert eventually(lambda: world.arenas.progress == 1.0)
     world.current = None
-    assert eventually(lambda: world.pinned() == [], WAIT_S)
-    assert eventually(world.first.retire, WAIT_S)
+    assert eventually(lambda: world.pinned() == [])
+    assert eventually(world.first.retire)
 
 
 def test_copiers_pin_an_arena_once_and_the_last_one_unpins_it(world: World) -> None:
     other = world.claimed()
     world.claim.begin(world.first)
     other.begin(world.first)
-    assert eventually(lambda: world.arenas.progress == 1.0, WAIT_S)
+    assert eventually(lambda: world.arenas.progress == 1.0)
     assert world.claim.end(LONG_S)
     world.settle()
     assert other.ready(frames_in(world.first)) and world.driver.wrong == []
@@ -188,8 +188,8 @@ def test_a_lease_that_is_dropped_ends_when_its_last_stream_does(world: World) ->
     world.settle()
     assert len(world.pinned()) == 1, "the arena was unpinned while a stream can use it"
     del world.stream
-    assert eventually(lambda: world.pinned() == [], WAIT_S)
-    assert eventually(world.first.retire, WAIT_S)
+    assert eventually(lambda: world.pinned() == [])
+    assert eventually(world.first.retire)
 
 
 def test_the_end_of_a_lease_keeps_its_timeout(world: World, virtual_clock: VirtualClock) -> None:
@@ -218,10 +218,10 @@ def test_no_copy_is_begun_while_its_arena_is_being_unpinned() -> None:
             return True
         return False
 
-    assert eventually(refused, WAIT_S)
+    assert eventually(refused)
     world.driver.unpins.set()
-    assert eventually(lambda: world.pinned() == [], WAIT_S)
-    assert eventually(lambda: threading.active_count() == threads, WAIT_S)
+    assert eventually(lambda: world.pinned() == [])
+    assert eventually(lambda: threading.active_count() == threads)
     world.copy(world.first)
     assert not world.claim.ready(frames_in(world.first)), "an arena that is being unpinned is ready"
 
@@ -229,7 +229,7 @@ def test_no_copy_is_begun_while_its_arena_is_being_unpinned() -> None:
 def test_memory_that_cannot_be_pinned_is_never_ready(world: World) -> None:
     world.driver.fails = (0,)
     world.claim.begin(world.first)
-    assert eventually(lambda: "failed" in world.arenas.state, WAIT_S)
+    assert eventually(lambda: "failed" in world.arenas.state)
     assert not world.claim.ready(frames_in(world.first))
     assert world.claim.end(LONG_S) and world.first.retire()
 
@@ -240,7 +240,7 @@ def test_memory_that_cannot_be_unpinned_stays_mapped(world: World) -> None:
 
     claim = world.arenas.claim(world.driver.register, refuse)
     claim.begin(world.first)
-    assert eventually(lambda: claim.ready(frames_in(world.first)), WAIT_S)
+    assert eventually(lambda: claim.ready(frames_in(world.first)))
     assert world.claim.end(LONG_S) and claim.end(LONG_S)
     assert not world.first.retire()
 

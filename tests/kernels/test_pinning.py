@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from eventually import eventually
-from fake_pinning_driver import BASE, SMALL, WAIT_S, GatedDriver, PinningDriver, pinning, ready_chunks
+from eventually import PATIENCE_S, eventually
+from fake_pinning_driver import BASE, SMALL, GatedDriver, PinningDriver, pinning, ready_chunks
 from pagetier.kernels.layout.frames import Arena, frames_of
 from pagetier.kernels.pinning.pinning import CHUNK, LARGEST_CHUNK, Pinning
 
@@ -33,7 +33,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtur
 def test_all_is_pinned_in_chunks_and_unpinned_again() -> None:
     driver = PinningDriver()
     with pinning(driver, 5 * SMALL + 100) as pinned:
-        assert pinned.wait(WAIT_S)
+        assert pinned.wait(PATIENCE_S)
         assert driver.registered == {BASE + at * SMALL: SMALL for at in range(5)} | {BASE + 5 * SMALL: 100}
         assert pinned.progress == 1.0
         assert pinned.state.startswith("pinned ")
@@ -51,7 +51,7 @@ def test_chunks_are_pinned_by_at_most_the_given_threads() -> None:
         for at in range(12):
             assert eventually(lambda: len(driver.waiting) == min(3, 12 - at))  # noqa: B023
             driver.let(BASE + at * SMALL)
-        assert pinned.wait(WAIT_S)
+        assert pinned.wait(PATIENCE_S)
     assert driver.most_at_once == 3
     assert not driver.wrong
 
@@ -86,12 +86,12 @@ def test_chunks_are_a_power_of_two_and_no_larger_than_a_driver_takes() -> None:
 def test_pinned_chunks_are_ready_before_the_others() -> None:
     driver = GatedDriver()
     pinned = pinning(driver, 4 * SMALL)
-    assert eventually(lambda: len(driver.waiting) == 4, WAIT_S)
+    assert eventually(lambda: len(driver.waiting) == 4)
     assert not pinned.wait(0)
     assert pinned.state.startswith("pinning: 0 GiB of ")
     driver.let(BASE + 1 * SMALL)
     driver.let(BASE + 2 * SMALL)
-    assert eventually(lambda: pinned.progress == 0.5, WAIT_S)
+    assert eventually(lambda: pinned.progress == 0.5)
     assert ready_chunks(pinned, 4) == [False, True, True, False]
     assert pinned.ready(SMALL, 2 * SMALL)
     assert pinned.ready(SMALL + 1, 1)
@@ -103,7 +103,7 @@ def test_pinned_chunks_are_ready_before_the_others() -> None:
             pinned.ready(offset, nbytes)
     driver.let(BASE)
     driver.let(BASE + 3 * SMALL)
-    assert pinned.wait(WAIT_S)
+    assert pinned.wait(PATIENCE_S)
     pinned.close()
 
 
@@ -123,7 +123,7 @@ def test_frames_are_ready_where_their_bytes_are(
         if at in pinned_chunks:
             driver.let(BASE + at * chunk)
     here = sum(tail if at == 5 else chunk for at in pinned_chunks)
-    assert eventually(lambda: pinned.progress == here / nbytes, WAIT_S)
+    assert eventually(lambda: pinned.progress == here / nbytes)
     count = nbytes // frame
     table = np.array([frame_at % count for frame_at in wanted]).reshape(-1, 1 + (len(wanted) % 2 == 0))
     frames = frames_of(Arena(BASE, nbytes, frame), table.astype(np.int64))
@@ -151,7 +151,7 @@ def test_a_failure_is_one_log_line_with_the_limit_to_raise(logged: pytest.LogCap
             driver.let(BASE + at * SMALL, "Cannot allocate memory")
             assert eventually(lambda: "failed" in pinned.state)
         driver.let(BASE + 6 * SMALL)
-        assert pinned.wait(WAIT_S)
+        assert pinned.wait(PATIENCE_S)
         (line,) = (record.getMessage() for record in logged.records)
         assert "Cannot allocate memory" in line
         assert "RLIMIT_MEMLOCK" in line
@@ -172,7 +172,7 @@ def test_the_limit_is_named_as_it_is(
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (limit, limit))
     with pinning(PinningDriver(fails=(0,)), SMALL) as pinned:
-        assert pinned.wait(WAIT_S)
+        assert pinned.wait(PATIENCE_S)
     assert words in logged.text
 
 
@@ -186,7 +186,7 @@ def test_a_chunk_that_cannot_be_unpinned_does_not_keep_the_others(logged: pytest
             raise RuntimeError("driver shutting down")
 
     pinned._unregister = refuse
-    assert pinned.wait(WAIT_S)
+    assert pinned.wait(PATIENCE_S)
     pinned.close()
     assert not driver.registered
     assert "driver shutting down" in logged.text
@@ -198,18 +198,18 @@ def test_a_chunk_that_cannot_be_unpinned_does_not_keep_the_others(logged: pytest
 def test_close_waits_for_running_calls_and_begins_no_other() -> None:
     driver = GatedDriver()
     pinned = pinning(driver, 9 * SMALL, threads=2)
-    assert eventually(lambda: len(driver.waiting) == 2, WAIT_S)
+    assert eventually(lambda: len(driver.waiting) == 2)
     driver.let(BASE)
-    assert eventually(lambda: pinned.ready(0, SMALL) and len(driver.waiting) == 2, WAIT_S)
+    assert eventually(lambda: pinned.ready(0, SMALL) and len(driver.waiting) == 2)
     closers = [threading.Thread(target=pinned.close) for _ in range(3)]
     for closer in closers:
         closer.start()
-    assert eventually(lambda: not pinned.ready(0, SMALL), WAIT_S)
+    assert eventually(lambda: not pinned.ready(0, SMALL))
     assert any(closer.is_alive() for closer in closers)
     driver.let(BASE + 1 * SMALL)
     driver.let(BASE + 2 * SMALL, "too late")
     for closer in closers:
-        closer.join(WAIT_S)
+        closer.join(PATIENCE_S)
     assert sorted(driver.began) == [BASE, BASE + SMALL, BASE + 2 * SMALL]
     assert not driver.registered
     assert not driver.wrong
@@ -219,12 +219,12 @@ def test_close_waits_for_running_calls_and_begins_no_other() -> None:
 def test_a_failure_after_close_is_not_logged(logged: pytest.LogCaptureFixture) -> None:
     driver = GatedDriver()
     pinned = pinning(driver, SMALL)
-    assert eventually(lambda: len(driver.waiting) == 1, WAIT_S)
+    assert eventually(lambda: len(driver.waiting) == 1)
     closer = threading.Thread(target=pinned.close)
     closer.start()
-    assert eventually(lambda: pinned.state == "closed", WAIT_S)
+    assert eventually(lambda: pinned.state == "closed")
     driver.let(BASE, "too late")
-    closer.join(WAIT_S)
+    closer.join(PATIENCE_S)
     assert not logged.records
 
 
@@ -251,7 +251,7 @@ class PinningMachine(RuleBasedStateMachine):
             return
         address = sorted(self.driver.waiting)[which % len(self.driver.waiting)]
         self.driver.let(address, how)
-        assert eventually(lambda: address not in self.driver.waiting, WAIT_S)
+        assert eventually(lambda: address not in self.driver.waiting)
         self.ended += 1
         self.failed |= bool(how)
         if not how:
@@ -263,15 +263,15 @@ class PinningMachine(RuleBasedStateMachine):
         self._wait_for_calls()
         self.closed = True
         self.closer.start()
-        assert eventually(lambda: self.pinned.state.startswith(("closed", "unpinning")), WAIT_S)
+        assert eventually(lambda: self.pinned.state.startswith(("closed", "unpinning")))
 
     @invariant()
     def what_ended_well_is_ready_until_close(self) -> None:
         expected = [at in self.well and not self.closed for at in range(self.count)]
-        assert eventually(lambda: ready_chunks(self.pinned, self.count) == expected, WAIT_S)
+        assert eventually(lambda: ready_chunks(self.pinned, self.count) == expected)
         if not self.closed:
             assert self.pinned.progress == len(self.well) / self.count
-            assert eventually(lambda: ("no more" in self.pinned.state) == self.failed, WAIT_S)
+            assert eventually(lambda: ("no more" in self.pinned.state) == self.failed)
 
     def teardown(self) -> None:
         if not self.closed:
@@ -279,7 +279,7 @@ class PinningMachine(RuleBasedStateMachine):
         began = list(self.driver.began)
         for address in list(self.driver.waiting):
             self.driver.let(address)
-        self.closer.join(WAIT_S)
+        self.closer.join(PATIENCE_S)
         assert not self.closer.is_alive()
         assert self.driver.began == began and len(set(began)) == len(began)
         assert not self.driver.registered
@@ -288,7 +288,7 @@ class PinningMachine(RuleBasedStateMachine):
     def _wait_for_calls(self) -> None:
         """Asserts that all threads are in a call as long as there was no error."""
         if not (self.failed or self.closed):
-            assert eventually(lambda: len(self.driver.waiting) == min(self.threads, self.count - self.ended), WAIT_S)
+            assert eventually(lambda: len(self.driver.waiting) == min(self.threads, self.count - self.ended))
 
 
 TestPinning = PinningMachine.TestCase

@@ -16,7 +16,6 @@ from pagetier.shm.process import Process
 from pagetier.tiers.disk import file_system
 from pagetier.tiers.disk.recovery import State, prove, read_state
 from process_states import arguments_of, children_of
-from running_daemon import START_S
 from store_pages import outgoings, small_tier
 
 
@@ -81,10 +80,10 @@ def test_a_verification_ends_with_its_parent(tmp_path: Path) -> None:
     wants = spawn(lambda: prove([tmp_path], 600.0))
     with ExitStack() as living:
         living.callback(kill, wants)
-        assert eventually(lambda: bool(children_of(wants)), START_S)
+        assert eventually(lambda: bool(children_of(wants)))
         proof = Process.of(*children_of(wants))
-        assert eventually(lambda: "pagetier.tiers.lmdb.proof" in arguments_of(proof.pid), START_S)
+        assert eventually(lambda: "pagetier.tiers.lmdb.proof" in arguments_of(proof.pid))
     try:
-        assert eventually(lambda: not proof.lives(), START_S), "the verification outlived its parent"
+        assert eventually(lambda: not proof.lives()), "the verification outlived its parent"
     finally:
         open_for_nobody(tmp_path / "data.mdb")

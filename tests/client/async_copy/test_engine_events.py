@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from copying_engine import LAYERS, LONG_S, CopyingEngine, release_arena, slots_of
-from eventually import eventually
+from copying_engine import LAYERS, CopyingEngine, release_arena, slots_of
+from eventually import PATIENCE_S, eventually
 from pagetier.client import Client
 from running_daemon import RunningDaemon
 
@@ -23,10 +23,10 @@ def engine(daemon: RunningDaemon) -> Iterator[CopyingEngine]:
     with daemon.client() as client:
         made = CopyingEngine(client, 1)
         made.number(1)
-        assert made.copier.store(made.keys(1, 4), slots_of(4)).wait(LONG_S).refused == 0
+        assert made.copier.store(made.keys(1, 4), slots_of(4)).wait(PATIENCE_S).refused == 0
         made.number(9)
         yield made
-        assert made.copier.close(LONG_S), "no copies stay in flight"
+        assert made.copier.close(PATIENCE_S), "no copies stay in flight"
 
 
 class Late:
@@ -36,7 +36,7 @@ class Late:
         self.gone = threading.Event()
 
     def wait(self) -> None:
-        self.gone.wait(LONG_S)
+        self.gone.wait(PATIENCE_S)
         raise LookupError("the engine's own error")
 
 
@@ -66,14 +66,14 @@ def test_only_the_load_that_waits_for_a_failed_event_fails(engine: CopyingEngine
     other = engine.load(engine.keys(1, 4), slots_of(4, 2))
     assert load.pages == 4 and not load.wait(0, 0.02) and not load.failed
     fails()
-    assert not load.wait(LAYERS - 1, LONG_S) and load.wait_ended(LONG_S)
+    assert not load.wait(LAYERS - 1, PATIENCE_S) and load.wait_ended(PATIENCE_S)
     assert "the engine's event failed" in load.failed and "failed" in repr(load)
-    assert other.wait(LAYERS - 1, LONG_S) and not other.failed and engine.says(slots_of(4, 2), 1)
+    assert other.wait(LAYERS - 1, PATIENCE_S) and not other.failed and engine.says(slots_of(4, 2), 1)
     assert not any(load.ready(layer) or load.wait(layer, 0) for layer in range(LAYERS))
     with ThreadPoolExecutor(1) as stream:
         assert not load.make_stream_wait(stream, 0, 0.0)
     later = engine.load(engine.keys(1, 4), slots_of(4))
-    assert later.pages == 4 and later.wait(LAYERS - 1, LONG_S)
+    assert later.pages == 4 and later.wait(LAYERS - 1, PATIENCE_S)
 
 
 def test_a_load_that_fails_writes_nothing(engine: CopyingEngine) -> None:
@@ -81,7 +81,7 @@ def test_a_load_that_fails_writes_nothing(engine: CopyingEngine) -> None:
     load = engine.load(engine.keys(1, 4), slots_of(4), after=after)
     assert not load.wait(0, 0.02)
     after.cancel()
-    assert load.wait_ended(LONG_S) and engine.says(slots_of(4), 9)
+    assert load.wait_ended(PATIENCE_S) and engine.says(slots_of(4), 9)
 
 
 @FAILING
@@ -94,9 +94,9 @@ def test_only_the_store_that_waits_for_a_failed_event_is_cancelled(
     other = engine.copier.store(engine.keys(prompt + 10, 4), slots_of(4))
     assert store.wait(0.02).pending == 4
     fails()
-    assert store.wait(LONG_S).refused == 4 and other.wait(LONG_S).stored == 4
+    assert store.wait(PATIENCE_S).refused == 4 and other.wait(PATIENCE_S).stored == 4
     assert engine.load(engine.keys(prompt, 4), slots_of(4)).pages == 0
-    assert engine.copier.store(engine.keys(prompt, 4), slots_of(4)).wait(LONG_S).stored == 4
+    assert engine.copier.store(engine.keys(prompt, 4), slots_of(4)).wait(PATIENCE_S).stored == 4
     assert eventually(lambda: daemon.header().open_entries == 0)
 
 
@@ -112,7 +112,9 @@ def test_any_exception_of_an_event_ends_the_load_and_the_store(daemon: RunningDa
         engine = CopyingEngine(client, 1)
         keys, slots = engine.keys(50, 4), slots_of(4)
         store = engine.copier.store(keys, slots, Exiting())
-        assert store.wait(LONG_S).refused + store.wait(LONG_S).stored == 4 and "SystemExit" in store.wait(0).reason
+        assert (
+            store.wait(PATIENCE_S).refused + store.wait(PATIENCE_S).stored == 4 and "SystemExit" in store.wait(0).reason
+        )
         release_arena(client)
 
 

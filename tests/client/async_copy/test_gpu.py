@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from copying_engine import CopyingEngine, slots_of
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from pagetier.client import Client, Keys, Namespace
 from pagetier.client.async_copy import AsyncCopier, open_copier
 from pagetier.kernels.layout import engine_layouts
@@ -21,7 +21,6 @@ from pagetier.kernels.layout.transfer import PagedCache
 from running_daemon import RunningDaemon
 
 LAYERS, BLOCKS, TOKENS, HEADS, DIM, PAGE_TOKENS = 4, 64, 16, 4, 128, 32
-LONG_S = 60.0
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 
 
@@ -57,11 +56,11 @@ def request(seed: int, pages: int) -> SlotMap:
 def test_pages_are_stored_and_loaded_byte_by_byte() -> None:
     with RunningDaemon("256MiB", "1MiB") as daemon, daemon.client() as client:
         one, other = GpuEngine(client, 1), GpuEngine(client, 2)
-        assert eventually(lambda: client.arenas.progress == 1.0, LONG_S), client.arenas.state
+        assert eventually(lambda: client.arenas.progress == 1.0), client.arenas.state
         for prompt in range(20):
             keys, there, here = one.keys(prompt, 16), request(prompt, 16), request(prompt + 99, 16)
             wanted = one.of(there)
-            assert one.copier.store(keys, there).wait(LONG_S).stored == 16
+            assert one.copier.store(keys, there).wait(PATIENCE_S).stored == 16
             for tensor in other.tensors:
                 tensor.fill_(-1)
             done = torch.cuda.Event()
@@ -69,9 +68,9 @@ def test_pages_are_stored_and_loaded_byte_by_byte() -> None:
             with client.match(keys) as match:
                 load = other.copier.load(match, here, after=done)
             stream = torch.cuda.current_stream()
-            assert load.pages == 16 and load.make_stream_wait(stream, LAYERS - 1, LONG_S)
+            assert load.pages == 16 and load.make_stream_wait(stream, LAYERS - 1, PATIENCE_S)
             assert torch.equal(other.of(here), wanted)
-        assert one.copier.close(LONG_S) and other.copier.close(LONG_S)
+        assert one.copier.close(PATIENCE_S) and other.copier.close(PATIENCE_S)
 
 
 _ENGINE = """

@@ -11,8 +11,8 @@ from functools import partial
 
 import pytest
 
-from copying_engine import BLOCK, LAYERS, LONG_S, TOKENS, CopyingEngine, release_arena, slots_of
-from eventually import eventually
+from copying_engine import BLOCK, LAYERS, TOKENS, CopyingEngine, release_arena, slots_of
+from eventually import PATIENCE_S, eventually
 from pagetier.client import Client, Keys, Outcome, StoreHandle
 from pagetier.client.adapters import AsyncCopier, Part, PendingReservation
 from pagetier.client.async_copy import stream_queue
@@ -24,8 +24,8 @@ from pagetier.shm import unix_socket
 from running_daemon import RunningDaemon
 from virtual_clock import VirtualClock
 
-PATIENCE_S = 8.0
-COPYING = CopySettings(chunk=1 << 20, reserve_timeout=PATIENCE_S)
+RESERVE_S = 8.0
+COPYING = CopySettings(chunk=1 << 20, reserve_timeout=RESERVE_S)
 STORES, PAGES = 300, 32  # their requests take 400 KiB: twice what the socket takes
 
 
@@ -55,7 +55,7 @@ def reasons(stores: list[StoreHandle]) -> set[str]:
 
 
 def stored_again(engine: CopyingEngine, prompt: int) -> bool:
-    return engine.copier.store(engine.keys(prompt, 2), slots_of(2)).wait(LONG_S).stored == 2
+    return engine.copier.store(engine.keys(prompt, 2), slots_of(2)).wait(PATIENCE_S).stored == 2
 
 
 # ---- a daemon that hangs
@@ -66,7 +66,7 @@ def test_stores_are_rejected_in_time_and_delay_no_load(
 ) -> None:
     engine, gate, short = CopyingEngine(client, 1, COPYING), threading.Event(), slots_of(4)
     known = engine.keys(1, 4)
-    assert engine.copier.store(known, short).wait(LONG_S).stored == 4
+    assert engine.copier.store(known, short).wait(PATIENCE_S).stored == 4
     copied = engine.copier.store(engine.keys(2, 4), short, after=gate)
     assert eventually(lambda: daemon.header().open_entries == 4)
     client.reserve(engine.keys(9, 1), 4096).abandon()  # its answer comes behind that of the store: the store has it now
@@ -75,12 +75,12 @@ def test_stores_are_rejected_in_time_and_delay_no_load(
     daemon.signal(signal.SIGSTOP)
     stores = many_stores(engine, chains)
     gate.set()
-    assert copied.wait(LONG_S).stored == 4, "publishing does not wait for requests to be sent"
+    assert copied.wait(PATIENCE_S).stored == 4, "publishing does not wait for requests to be sent"
     load = engine.load(known, short)
-    assert load.wait(LAYERS - 1, LONG_S) and load.pages == 4
-    standing_clock.passes(0.9 * PATIENCE_S)
+    assert load.wait(LAYERS - 1, PATIENCE_S) and load.pages == 4
+    standing_clock.passes(0.9 * RESERVE_S)
     assert not any(store.ready for store in stores), "the stores wait until their time is over"
-    standing_clock.passes(0.2 * PATIENCE_S)
+    standing_clock.passes(0.2 * RESERVE_S)
     assert eventually(lambda: all_ready(stores))
     late, silent = "the daemon did not answer in time", "the daemon does not answer"
     # A store that the socket never took ends by its own time, or by the next attempt to send it: whichever is first.
@@ -89,18 +89,18 @@ def test_stores_are_rejected_in_time_and_delay_no_load(
     later = many_stores(engine, others)
     assert eventually(lambda: all_ready(later))
     assert reasons(later) == {silent}
-    assert client.attached and engine.copier.close(LONG_S)
+    assert client.attached and engine.copier.close(PATIENCE_S)
 
     daemon.signal(signal.SIGCONT)
     other = CopyingEngine(client, 1, COPYING)
-    assert eventually(lambda: stored_again(other, 3), LONG_S)
-    assert eventually(lambda: daemon.header().open_entries == 0, LONG_S), "pages that are granted late are released"
-    assert daemon.findings() == [] and other.copier.close(LONG_S)
+    assert eventually(lambda: stored_again(other, 3), PATIENCE_S)
+    assert eventually(lambda: daemon.header().open_entries == 0, PATIENCE_S), "pages that are granted late are released"
+    assert daemon.findings() == [] and other.copier.close(PATIENCE_S)
 
 
 def test_a_daemon_that_hangs_for_a_moment_rejects_nothing(daemon: RunningDaemon, client: Client) -> None:
     """Requests that the socket does not take at once are sent later."""
-    engine = CopyingEngine(client, 1, CopySettings(chunk=1 << 20, reserve_timeout=LONG_S))
+    engine = CopyingEngine(client, 1, CopySettings(chunk=1 << 20, reserve_timeout=PATIENCE_S))
     daemon.signal(signal.SIGSTOP)
     chains = [engine.keys(at, 1) for at in range(400)]
     slots = slots_of(1)
@@ -110,10 +110,10 @@ def test_a_daemon_that_hangs_for_a_moment_rejects_nothing(daemon: RunningDaemon,
     assert eventually(lambda: not unix_socket.wait_writable(linked.link._socket, 0)), "the socket takes all at once"
     assert not any(store.ready for store in stores)
     daemon.signal(signal.SIGCONT)
-    assert eventually(lambda: all_ready(stores), LONG_S)
+    assert eventually(lambda: all_ready(stores), PATIENCE_S)
     assert all("answer" not in store.wait(0).reason for store in stores)
     assert sum(store.wait(0).stored for store in stores) > 200
-    assert engine.copier.close(LONG_S)
+    assert engine.copier.close(PATIENCE_S)
 
 
 class Watched:
@@ -131,13 +131,13 @@ class Watched:
 def test_sending_waits_only_for_a_chain_that_exceeds_the_socket_buffer(client: Client) -> None:
     engine, watched, pages = CopyingEngine(client, 1), Watched(client), 2000
     copier = AsyncCopier(watched, engine.paged, HostDevice(), COPYING)
-    assert copier.store(engine.keys(1, 2), slots_of(2)).wait(LONG_S).stored == 2
+    assert copier.store(engine.keys(1, 2), slots_of(2)).wait(PATIENCE_S).stored == 2
     long = copier.store(engine.keys(2, pages), slot_map([0, 1] * pages, pages, TOKENS, BLOCK))
-    assert eventually(lambda: len(watched.timeouts) == 2, LONG_S)
+    assert eventually(lambda: len(watched.timeouts) == 2, PATIENCE_S)
     long.cancel()
     assert watched.timeouts[:2] == [0.0, 0.25]
     assert set(watched.timeouts[2:]) <= {0.25}, "a daemon that is late may be waited for again"
-    assert copier.close(LONG_S) and client.attached
+    assert copier.close(PATIENCE_S) and client.attached
 
 
 # ---- a thread that cannot continue
@@ -161,8 +161,8 @@ def test_an_unexpected_error_ends_all_jobs_and_is_logged(client: Client, monkeyp
         monkeypatch.setattr(lane._stream, "enqueue", enqueue)
     load = engine.load(engine.keys(1, 2), slots)
     store = engine.copier.store(engine.keys(2, 2), slots)
-    assert not load.wait(0, LONG_S) and load.failed == "UnexpectedError: no compiler"
-    result = store.wait(LONG_S)
+    assert not load.wait(0, PATIENCE_S) and load.failed == "UnexpectedError: no compiler"
+    result = store.wait(PATIENCE_S)
     assert result.outcomes == [Outcome.REFUSED] * 2 and result.reason == "UnexpectedError: no compiler"
     assert eventually(lambda: len(seen) == 2), "the error is in the log of the process too"
     again = engine.copier.store(engine.keys(3, 2), slots)
@@ -180,7 +180,7 @@ def test_a_stream_outlives_the_copier_while_it_may_copy(client: Client, monkeypa
     assert eventually(partial(_in_flight, engine))
     monkeypatch.setattr(engine.copier._stores, "_complete", _fails)
     engine.copier._stores.wake()
-    assert store.wait(LONG_S).reason == "UnexpectedError: in the middle" and not store.ended
+    assert store.wait(PATIENCE_S).reason == "UnexpectedError: in the middle" and not store.ended
     assert eventually(lambda: len(kept) == 1)
     assert not engine.copier.close(0)
     monkeypatch.undo()
@@ -189,7 +189,7 @@ def test_a_stream_outlives_the_copier_while_it_may_copy(client: Client, monkeypa
     assert eventually(lambda: bool(gc.collect()) or dropped() is None)
     assert stream() is kept[0]._stream
     gate.set()
-    assert kept[0]._stream.record().wait(LONG_S), "the copy has ended"
+    assert kept[0]._stream.record().wait(PATIENCE_S), "the copy has ended"
     release_arena(client)
 
 

@@ -11,8 +11,8 @@ from itertools import count
 import numpy as np
 import pytest
 
-from copying_engine import BLOCK, BLOCKS, LAYERS, LONG_S, TOKENS, CopyingEngine, slots_of
-from eventually import eventually
+from copying_engine import BLOCK, BLOCKS, LAYERS, TOKENS, CopyingEngine, slots_of
+from eventually import PATIENCE_S, eventually
 from interrupted_calls import each_interrupt
 from pagetier.client import Client, Namespace, Outcome, StoreHandle
 from pagetier.client.adapters import AsyncCopier
@@ -34,24 +34,24 @@ def empty(daemon: RunningDaemon) -> bool:
 def test_pages_come_back_in_other_blocks_of_another_engine(client: Client) -> None:
     one, other = CopyingEngine(client, 1), CopyingEngine(client, 2)
     keys, there, here = one.keys(1, 20), slots_of(20), slots_of(20, 2)
-    assert one.copier.store(keys, there).wait(LONG_S).outcomes == [Outcome.STORED] * 20
-    assert one.copier.store(keys, there).wait(LONG_S).outcomes == [Outcome.PRESENT] * 20
+    assert one.copier.store(keys, there).wait(PATIENCE_S).outcomes == [Outcome.STORED] * 20
+    assert one.copier.store(keys, there).wait(PATIENCE_S).outcomes == [Outcome.PRESENT] * 20
     load = other.load(keys, here)
     assert load.pages == 20
-    assert all(load.wait(layer, LONG_S) for layer in range(LAYERS)) and load.wait_ended(LONG_S)
+    assert all(load.wait(layer, PATIENCE_S) for layer in range(LAYERS)) and load.wait_ended(PATIENCE_S)
     assert np.array_equal(other.tokens(here), one.tokens(there))
-    assert one.copier.close(LONG_S) and other.copier.close(LONG_S)
+    assert one.copier.close(PATIENCE_S) and other.copier.close(PATIENCE_S)
 
 
 def test_layers_are_waited_for_one_by_one(client: Client) -> None:
     one, other = CopyingEngine(client, 1), CopyingEngine(client, 2)
     keys, slots, gate = one.keys(2, 8), slots_of(8), threading.Event()
-    one.copier.store(keys, slots).wait(LONG_S)
+    one.copier.store(keys, slots).wait(PATIENCE_S)
     load = other.load(keys, slots, after=gate)
     assert not load.wait(0, 0.02) and not load.ready(0)
     gate.set()
     for layer in range(LAYERS):
-        assert load.wait(layer, LONG_S) and load.ready(layer)
+        assert load.wait(layer, PATIENCE_S) and load.ready(layer)
         assert np.array_equal(other.tokens(slots)[layer], one.tokens(slots)[layer])
 
 
@@ -59,7 +59,7 @@ def test_calls_of_an_engine_never_wait(client: Client, daemon: RunningDaemon, st
     """Calls wait neither for an engine's event that does not come, nor for a daemon that is stopped."""
     engine, gate = CopyingEngine(client, 1), threading.Event()
     keys = engine.keys(3, 4)
-    engine.copier.store(keys, slots_of(4)).wait(LONG_S)
+    engine.copier.store(keys, slots_of(4)).wait(PATIENCE_S)
     daemon.signal(signal.SIGSTOP)
     try:
         began, standing_clock.is_stuck = standing_clock.now, in_main_thread
@@ -70,11 +70,11 @@ def test_calls_of_an_engine_never_wait(client: Client, daemon: RunningDaemon, st
         load.cancel()
         assert standing_clock.now == began, "a call waited"
         standing_clock.is_stuck = lambda: False
-        assert store.wait(LONG_S).refused == 4
+        assert store.wait(PATIENCE_S).refused == 4
     finally:
         daemon.signal(signal.SIGCONT)
     gate.set()
-    assert load.wait_ended(LONG_S) and eventually(lambda: empty(daemon))
+    assert load.wait_ended(PATIENCE_S) and eventually(lambda: empty(daemon))
 
 
 def test_dropping_a_handle_does_not_cancel_its_copies(client: Client) -> None:
@@ -83,7 +83,7 @@ def test_dropping_a_handle_does_not_cancel_its_copies(client: Client) -> None:
     one.copier.store(keys, slots, gate)
     gc.collect()
     gate.set()
-    assert one.copier.close(LONG_S)
+    assert one.copier.close(PATIENCE_S)
     with client.match(keys) as match:
         assert len(match) == 6
     assert one.copier.store(keys, slots).wait(0).refused == 6
@@ -103,9 +103,9 @@ def test_a_copier_that_is_dropped_leaves_no_thread(client: Client) -> None:
     store = engine.copier.store(engine.keys(6, 6), slots_of(6))
     del engine
     gc.collect()
-    assert store.wait(LONG_S).stored == 6
+    assert store.wait(PATIENCE_S).stored == 6
     for thread in threads:
-        thread.join(LONG_S)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
 
@@ -113,7 +113,7 @@ def test_without_a_daemon_stores_are_rejected_and_loads_miss() -> None:
     with Client("/nowhere/pagetier.sock", timeout=0.1) as client:
         engine = CopyingEngine(client, 1)
         store = engine.copier.store(engine.keys(1, 2), slots_of(2))
-        assert store.wait(LONG_S).refused == 2 and "no daemon" in store.wait(0).reason
+        assert store.wait(PATIENCE_S).refused == 2 and "no daemon" in store.wait(0).reason
         load = engine.load(engine.keys(1, 2), slots_of(2))
         assert load.pages == 0 and load.ready(0) and load.wait(1, 0) and load.ended and not load.failed
 
@@ -127,10 +127,10 @@ def test_threads_share_a_copier(client: Client) -> None:
         slots = slot_map(blocks, 8, TOKENS, BLOCK)
         for turn in range(8):
             keys = one.keys(100 + 10 * number + turn, 8)
-            if one.copier.store(keys, slots).wait(LONG_S).stored != 8:
+            if one.copier.store(keys, slots).wait(PATIENCE_S).stored != 8:
                 failures.append("store")
             load = other.load(keys, slots)
-            whole = load.wait(LAYERS - 1, LONG_S) and np.array_equal(other.tokens(slots), one.tokens(slots))
+            whole = load.wait(LAYERS - 1, PATIENCE_S) and np.array_equal(other.tokens(slots), one.tokens(slots))
             if load.pages and not whole:
                 failures.append("load")
             for tensor in one.tensors:
@@ -160,12 +160,12 @@ def test_ranks_with_the_same_head_share_the_tokens_of_a_page(client: Client) -> 
     for rank, (_, copier) in enumerate(copiers):
         with client.match(keys) as match:
             assert len(match) == 0, f"readable before rank {rank} has stored"
-        assert copier.store(keys, slots).wait(LONG_S).stored == 3
+        assert copier.store(keys, slots).wait(PATIENCE_S).stored == 3
     for rank, (head, copier) in enumerate(copiers):
         head[:] = 0
         with client.match(keys) as match:
             load = copier.load(match, slots)
-        assert load.wait(0, LONG_S)
+        assert load.wait(0, PATIENCE_S)
         assert np.array_equal(head[:, slots.blocks], whole[:, slots.blocks, :, rank // 2 : rank // 2 + 1])
 
 
@@ -177,11 +177,11 @@ def test_an_interrupt_in_a_call_of_a_store_ends_no_later_one(
 
     def call() -> None:
         store = engine.copier.store(engine.keys(next(numbers), 1), slots_of(1))
-        wait(store, *([LONG_S] if wait is StoreHandle.wait else []))
+        wait(store, *([PATIENCE_S] if wait is StoreHandle.wait else []))
 
     numbers = count(1)
     for place in each_interrupt(call):
-        later = engine.copier.store(engine.keys(next(numbers), 1), slots_of(1)).wait(LONG_S)
+        later = engine.copier.store(engine.keys(next(numbers), 1), slots_of(1)).wait(PATIENCE_S)
         assert later.stored + later.present == 1, place  # other tests have stored some of these pages
-    assert engine.copier.close(LONG_S)
+    assert engine.copier.close(PATIENCE_S)
     assert eventually(lambda: empty(daemon))

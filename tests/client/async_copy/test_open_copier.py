@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from copying_engine import COPYING, LAYERS, CopyingEngine, slots_of
-from eventually import eventually
-from fake_pinning_driver import WAIT_S, PinningDriver
+from eventually import PATIENCE_S, eventually
+from fake_pinning_driver import PinningDriver
 from pagetier.client import Client, Namespace
 from pagetier.client.async_copy import AsyncCopier, open_copier
 from pagetier.client.async_copy.copier import copier_pinning
@@ -28,7 +28,7 @@ from pagetier.kernels.layout.slot_map import slot_map
 from pagetier.kernels.layout.transfer import PagedCache
 from running_daemon import RunningDaemon
 
-TOKENS, LONG_S = 8, 30.0
+TOKENS = 8
 
 
 def cache_of(fill: int) -> tuple[list[np.ndarray[tuple[int, ...], np.dtype[np.uint16]]], PagedCache]:
@@ -42,12 +42,12 @@ def test_a_cache_in_host_memory_is_stored_and_loaded(client: Client, daemon: Run
     space = Namespace(model="test", dtype="uint16", page_tokens=TOKENS, layout=one.page.layout)
     keys, slots = space.keys(range(5 * TOKENS)), slot_map(np.arange(10), 5, TOKENS, 4)
     writer, reader = open_copier(client, one), open_copier(client, other)
-    assert writer.store(keys, slots).wait(LONG_S).stored == 5
+    assert writer.store(keys, slots).wait(PATIENCE_S).stored == 5
     with client.match(keys) as match:
         load = reader.load(match, slots)
-    assert load.pages == 5 and load.wait(2, LONG_S) and load.wait_ended(LONG_S)
+    assert load.pages == 5 and load.wait(2, PATIENCE_S) and load.wait_ended(PATIENCE_S)
     assert sum(slot.counts.loaded_pages for slot in daemon.slots()) == 5
-    assert writer.close(LONG_S) and reader.close(LONG_S) and reader.close(LONG_S)
+    assert writer.close(PATIENCE_S) and reader.close(PATIENCE_S) and reader.close(PATIENCE_S)
     for layer in range(3):
         assert np.array_equal(loaded[layer][:, :10], stored[layer][:, :10])
 
@@ -100,7 +100,7 @@ class PinningEngine(CopyingEngine):
 
     def store(self, prompt: int) -> int:
         """Returns how many of four pages were stored."""
-        return self.copier.store(self.keys(prompt, 4), slots_of(4)).wait(LONG_S).stored
+        return self.copier.store(self.keys(prompt, 4), slots_of(4)).wait(PATIENCE_S).stored
 
 
 def arenas_mapped(daemon: RunningDaemon) -> int:
@@ -112,42 +112,42 @@ def test_after_the_daemon_has_stopped_its_arena_is_unpinned_and_unmapped_when_th
     driver, after = PinningDriver(), threading.Event()
     with RunningDaemon() as daemon, daemon.client() as client:
         engine = PinningEngine(client, driver)
-        assert eventually(lambda: client.arenas.progress == 1.0, WAIT_S)
+        assert eventually(lambda: client.arenas.progress == 1.0)
         assert engine.store(1) == 4 and arenas_mapped(daemon) == 1
         load = engine.load(engine.keys(1, 4), slots_of(4, 2), after=after)
         daemon.stop()
-        assert eventually(lambda: client.session is None, WAIT_S)
+        assert eventually(lambda: client.session is None)
         assert not load.wait_ended(0.2) and len(driver.registered) == 1
         after.set()
-        assert load.wait_ended(LONG_S) and load.wait(LAYERS - 1, 0.0)
-        assert eventually(lambda: not driver.registered and not arenas_mapped(daemon), WAIT_S)
+        assert load.wait_ended(PATIENCE_S) and load.wait(LAYERS - 1, 0.0)
+        assert eventually(lambda: not driver.registered and not arenas_mapped(daemon))
         daemon.start()
-        assert client.wait_attached(LONG_S) and engine.store(2) == 4
-        assert eventually(lambda: client.arenas.progress == 1.0, WAIT_S)
-        assert engine.copier.close(LONG_S) and not driver.registered and driver.wrong == []
+        assert client.wait_attached(PATIENCE_S) and engine.store(2) == 4
+        assert eventually(lambda: client.arenas.progress == 1.0)
+        assert engine.copier.close(PATIENCE_S) and not driver.registered and driver.wrong == []
 
 
 def test_the_arena_of_segments_that_were_replaced_stays_pinned_under_a_load() -> None:
     driver, after = PinningDriver(), threading.Event()
     with RunningDaemon() as daemon, daemon.client() as client:
         engine = PinningEngine(client, driver)
-        assert eventually(lambda: client.arenas.progress == 1.0, WAIT_S)
+        assert eventually(lambda: client.arenas.progress == 1.0)
         assert engine.store(1) == 4
         with client.match(engine.keys(1, 4)) as old:
             load = engine.copier.load(old, slots_of(4, 2), after=after)
-            assert eventually(lambda: bool(engine.copier._loads._in_flight), WAIT_S)
+            assert eventually(lambda: bool(engine.copier._loads._in_flight))
             daemon.stop()
-            assert eventually(lambda: client.session is None, WAIT_S)
+            assert eventually(lambda: client.session is None)
             daemon.start()
-            assert client.wait_attached(LONG_S) and engine.store(2) == 4
-            assert eventually(lambda: len(driver.registered) == 2, WAIT_S)
+            assert client.wait_attached(PATIENCE_S) and engine.store(2) == 4
+            assert eventually(lambda: len(driver.registered) == 2)
             assert engine.copier.load(old, slots_of(4, 3)).pages == 4
             assert not load.wait_ended(0.2) and len(driver.registered) == 2
         del old  # a released match would keep the segments mapped too
         after.set()
-        assert load.wait_ended(LONG_S) and not load.failed
-        assert eventually(lambda: len(driver.registered) == 1 and arenas_mapped(daemon) == 1, WAIT_S)
-        assert engine.copier.close(LONG_S) and not driver.registered
+        assert load.wait_ended(PATIENCE_S) and not load.failed
+        assert eventually(lambda: len(driver.registered) == 1 and arenas_mapped(daemon) == 1)
+        assert engine.copier.close(PATIENCE_S) and not driver.registered
         assert len(driver.began) == 2 and driver.wrong == []
 
 
@@ -155,33 +155,33 @@ def test_copiers_of_a_client_pin_the_arena_once_and_until_the_last_one_is_closed
     driver = PinningDriver()
     one, other = PinningEngine(client, driver), PinningEngine(client, driver)
     assert one.store(1) == 4 and other.store(2) == 4
-    assert eventually(lambda: client.arenas.progress == 1.0, WAIT_S)
-    assert one.copier.close(LONG_S) and one.copier.close(LONG_S)
+    assert eventually(lambda: client.arenas.progress == 1.0)
+    assert one.copier.close(PATIENCE_S) and one.copier.close(PATIENCE_S)
     assert other.store(3) == 4 and len(driver.registered) == 1
-    assert other.copier.close(LONG_S) and not driver.registered
+    assert other.copier.close(PATIENCE_S) and not driver.registered
     assert len(driver.began) == 1 and driver.wrong == []
 
 
 def test_closing_a_copier_does_not_wait_longer_for_the_driver_than_its_timeout(client: Client) -> None:
     driver = PinningDriver()
     engine = PinningEngine(client, driver)
-    assert eventually(lambda: client.arenas.progress == 1.0, WAIT_S)
+    assert eventually(lambda: client.arenas.progress == 1.0)
     driver.unpins.clear()
     assert not engine.copier.close(0.05) and len(driver.registered) == 1
     driver.unpins.set()
-    assert engine.copier.close(LONG_S) and not driver.registered
+    assert engine.copier.close(PATIENCE_S) and not driver.registered
 
 
 def test_a_copier_that_is_dropped_unpins_and_its_client_can_be_closed(client: Client, daemon: RunningDaemon) -> None:
     driver = PinningDriver()
     engine = PinningEngine(client, driver)
     assert engine.store(4) == 4
-    assert eventually(lambda: client.arenas.progress == 1.0, WAIT_S)
+    assert eventually(lambda: client.arenas.progress == 1.0)
     del engine
     gc.collect()
-    assert eventually(lambda: not driver.registered, WAIT_S)
+    assert eventually(lambda: not driver.registered)
     client.close()
-    assert eventually(lambda: not daemon.slots() and not arenas_mapped(daemon), WAIT_S)
+    assert eventually(lambda: not daemon.slots() and not arenas_mapped(daemon))
 
 
 def test_a_client_that_is_closed_before_its_copier_releases_the_arena(client: Client, daemon: RunningDaemon) -> None:
@@ -189,5 +189,5 @@ def test_a_client_that_is_closed_before_its_copier_releases_the_arena(client: Cl
     engine = PinningEngine(client, driver)
     assert engine.store(5) == 4
     client.close()
-    assert eventually(lambda: not driver.registered and not arenas_mapped(daemon), WAIT_S)
-    assert engine.copier.close(LONG_S)
+    assert eventually(lambda: not driver.registered and not arenas_mapped(daemon))
+    assert engine.copier.close(PATIENCE_S)

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from child_process import in_child, kill, spawn
-from copying_engine import LAYERS, LONG_S, CopyingEngine, slots_of
-from eventually import eventually
+from copying_engine import LAYERS, CopyingEngine, slots_of
+from eventually import PATIENCE_S, eventually
 from pagetier.client import Client
 from running_daemon import RunningDaemon
 from virtual_clock import VirtualClock, in_main_thread
@@ -45,7 +45,7 @@ def test_closing_the_client_waits_for_copies_in_flight(daemon: RunningDaemon, st
             return False
 
         standing_clock.is_stuck = close_waits
-    assert store.wait(LONG_S).stored in (0, 6) and store.ended
+    assert store.wait(PATIENCE_S).stored in (0, 6) and store.ended
 
 
 def test_an_engine_that_is_killed_during_copies_does_not_disturb_others(daemon: RunningDaemon) -> None:
@@ -62,20 +62,20 @@ def test_an_engine_that_is_killed_during_copies_does_not_disturb_others(daemon: 
             assert daemon.findings() == []
         for prompt in range(600, 640):
             mine.load_exactly(prompt, slots)
-        assert mine.copier.close(LONG_S)
+        assert mine.copier.close(PATIENCE_S)
 
 
 def _store_and_load_forever(socket: Path, seed: int) -> None:
     with Client(socket) as client:
-        assert client.wait_attached(LONG_S)
+        assert client.wait_attached(PATIENCE_S)
         engine, slots = CopyingEngine(client, seed), slots_of(24)
         while True:
             prompt = 600 + int(np.random.default_rng().integers(40))
             engine.number(prompt)
             store = engine.copier.store(engine.keys(prompt, 24), slots)
             other = engine.load(engine.keys(prompt ^ 1, 8), slots_of(8, 5), after=_Ended(store.wait_ended))
-            store.wait(LONG_S)
-            other.wait_ended(LONG_S)
+            store.wait(PATIENCE_S)
+            other.wait_ended(PATIENCE_S)
 
 
 class _Ended:
@@ -85,7 +85,7 @@ class _Ended:
         self._waits = waits
 
     def wait(self) -> None:
-        self._waits(LONG_S)
+        self._waits(PATIENCE_S)
 
 
 def test_a_daemon_that_is_killed_in_the_middle_loses_nothing() -> None:
@@ -93,22 +93,22 @@ def test_a_daemon_that_is_killed_in_the_middle_loses_nothing() -> None:
     with RunningDaemon("32MiB") as daemon, daemon.client() as client:
         one, other, gate = CopyingEngine(client, 1), CopyingEngine(client, 2), threading.Event()
         there, slots = one.keys(1, 8), slots_of(8)
-        one.copier.store(there, slots).wait(LONG_S)
+        one.copier.store(there, slots).wait(PATIENCE_S)
         keys = one.keys(2, 20)
         store = one.copier.store(keys, slots_of(20), gate)
         assert eventually(lambda: granted(client) == 20)
         daemon.kill()
         load = other.load(there, slots)
-        assert load.wait(LAYERS - 1, LONG_S) and np.array_equal(other.tokens(slots), one.tokens(slots))
+        assert load.wait(LAYERS - 1, PATIENCE_S) and np.array_equal(other.tokens(slots), one.tokens(slots))
         gate.set()
-        assert store.wait(LONG_S).stored == 20
-        assert one.copier.store(one.keys(3, 2), slots_of(2)).wait(LONG_S).refused == 2
+        assert store.wait(PATIENCE_S).stored == 20
+        assert one.copier.store(one.keys(3, 2), slots_of(2)).wait(PATIENCE_S).refused == 2
         daemon.start()
         assert eventually(lambda: client.attached)
         load = other.load(keys, slots_of(20))
-        assert load.pages == 20 and load.wait(LAYERS - 1, LONG_S)
+        assert load.pages == 20 and load.wait(LAYERS - 1, PATIENCE_S)
         assert np.array_equal(other.tokens(slots_of(20)), one.tokens(slots_of(20)))
-        assert eventually(lambda: one.copier.store(one.keys(3, 2), slots_of(2)).wait(LONG_S).stored == 2)
+        assert eventually(lambda: one.copier.store(one.keys(3, 2), slots_of(2)).wait(PATIENCE_S).stored == 2)
         assert daemon.findings() == []
 
 
@@ -123,13 +123,13 @@ def test_a_restarted_daemon_keeps_granted_pages_of_copies_in_flight() -> None:
         assert eventually(lambda: client.attached) and daemon.findings() == []
         assert daemon.header().open_entries == 20
         gate.set()
-        assert store.wait(LONG_S).stored == 20 and daemon.findings() == []
+        assert store.wait(PATIENCE_S).stored == 20 and daemon.findings() == []
 
 
 def test_a_forked_child_does_not_use_the_copies_of_its_parent(client: Client) -> None:
     engine, gate = CopyingEngine(client, 1), threading.Event()
     keys, slots = engine.keys(8, 4), slots_of(4)
-    engine.copier.store(keys, slots).wait(LONG_S)
+    engine.copier.store(keys, slots).wait(PATIENCE_S)
     store = engine.copier.store(engine.keys(9, 4), slots, gate)
     load = engine.load(keys, slots_of(4, 2), after=gate)
 
@@ -146,7 +146,7 @@ def test_a_forked_child_does_not_use_the_copies_of_its_parent(client: Client) ->
 
     assert in_child(child) == 0
     gate.set()
-    assert store.wait(LONG_S).stored == 4 and load.wait(LAYERS - 1, LONG_S)
+    assert store.wait(PATIENCE_S).stored == 4 and load.wait(LAYERS - 1, PATIENCE_S)
 
 
 def test_a_fork_during_copies_does_not_hang(client: Client) -> None:
@@ -154,7 +154,7 @@ def test_a_fork_during_copies_does_not_hang(client: Client) -> None:
 
     def busy() -> None:
         while not leave.is_set():
-            engine.copier.store(engine.keys(int(time.monotonic_ns()) % 1000, 16), slots).wait(LONG_S)
+            engine.copier.store(engine.keys(int(time.monotonic_ns()) % 1000, 16), slots).wait(PATIENCE_S)
 
     thread = threading.Thread(target=busy)
     thread.start()

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from copying_engine import LAYERS, LONG_S, CopyingEngine, slots_of
+from copying_engine import LAYERS, CopyingEngine, slots_of
 from copying_world import PAGE_BLOCKS, CopyingWorld, Process, keys_of
+from eventually import PATIENCE_S
 from fake_device import EngineEvent, FakeStream
 from pagetier.client import Client, LoadHandle, Match, StoreHandle
 from pagetier.client.async_copy import copier
@@ -117,13 +118,13 @@ def while_it_looks(queue: StreamQueue, change: Change, monkeypatch: pytest.Monke
     with monkeypatch.context() as patch:
         patch.setattr(queue, "_forget_ended", then_changed)
         queue.step()
-    waits(queue).join(LONG_S)
+    waits(queue).join(PATIENCE_S)
 
 
 def before_it_waits(queue: StreamQueue, change: Change, monkeypatch: pytest.MonkeyPatch) -> None:
     queue.step()
     change()
-    waits(queue).join(LONG_S)
+    waits(queue).join(PATIENCE_S)
 
 
 def while_it_waits(queue: StreamQueue, change: Change, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +133,7 @@ def while_it_waits(queue: StreamQueue, change: Change, monkeypatch: pytest.Monke
     thread.join(0.05)
     assert thread.is_alive(), "the queue does not sleep"
     change()
-    thread.join(LONG_S)
+    thread.join(PATIENCE_S)
 
 
 def waits(queue: StreamQueue) -> threading.Thread:
@@ -168,8 +169,8 @@ def test_an_event_has_come_when_it_wakes_a_queue() -> None:
     stream.after(gate)
     events.append(stream.record())
     gate.set()
-    assert called.wait(LONG_S) and seen == [True]
-    assert stream.close(LONG_S)
+    assert called.wait(PATIENCE_S) and seen == [True]
+    assert stream.close(PATIENCE_S)
 
 
 def test_a_response_is_known_when_it_wakes_a_queue(process: Process) -> None:
@@ -317,11 +318,11 @@ def test_copies_of_real_threads_all_end(client: Client, fast_switches: None) -> 
         stores = [engine.copier.store(keys, slots) for engine in (one, other)]
         if rng.random() < 0.2:
             stores[1].cancel()
-        assert all(store.wait_ended(LONG_S) and store.ready for store in stores), turn
+        assert all(store.wait_ended(PATIENCE_S) and store.ready for store in stores), turn
         load = other.load(keys, slots)
         if rng.random() < 0.2:
             load.cancel()
         else:
-            assert load.wait(LAYERS - 1, LONG_S) or not load.pages, turn
-        assert load.wait_ended(LONG_S), turn
-    assert one.copier.close(LONG_S) and other.copier.close(LONG_S)
+            assert load.wait(LAYERS - 1, PATIENCE_S) or not load.pages, turn
+        assert load.wait_ended(PATIENCE_S), turn
+    assert one.copier.close(PATIENCE_S) and other.copier.close(PATIENCE_S)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import fake_vllm_serve
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from pagetier.client.cli.bench import daemon as bench_daemon
 from pagetier.client.cli.bench.comparison import arena_size, place
 from pagetier.client.cli.bench.daemon import own_environment, running_daemon
@@ -31,7 +31,6 @@ _HEEDS_INT = "import signal; signal.signal(signal.SIGINT, signal.default_int_han
 _COMMAND = f"{_HEEDS_INT}; from pagetier.client.cli.bench.command import main; main(prog_name='pagetier-bench')"
 SMALL = ["--arena", "64MiB", "--frame-size", "64KiB", "--prompt-tokens", "512", "--no-native"]
 MIB = 1 << 20
-WAIT_S = 60.0
 
 
 class Host:
@@ -183,19 +182,19 @@ def test_a_server_that_does_not_start_is_reported_with_its_output(host: Host) ->
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_comparison_that_is_interrupted_leaves_nothing(host: Host, number: signal.Signals, code: int) -> None:
     with host.running(*SMALL, "--", "--child", "--never-ready") as process:
-        assert eventually(lambda: len(host.processes()) >= 3, WAIT_S), host.processes()
+        assert eventually(lambda: len(host.processes()) >= 3), host.processes()
         process.send_signal(number)
-        _, said = process.communicate(timeout=WAIT_S)
+        _, said = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == code, said
-        assert eventually(host.is_clean, WAIT_S)
+        assert eventually(host.is_clean)
 
 
 def test_a_comparison_that_is_killed_leaves_files_only(host: Host) -> None:
     with host.running(*SMALL, "--rounds", "500") as process:
-        assert eventually(lambda: {"pagetierd", "fake_vllm_serve.py"} <= host.programs(), WAIT_S), host.programs()
+        assert eventually(lambda: {"pagetierd", "fake_vllm_serve.py"} <= host.programs()), host.programs()
         process.kill()
         process.wait()
-        assert eventually(lambda: not host.processes() and not orphaned_segments(), WAIT_S), host.programs()
+        assert eventually(lambda: not host.processes() and not orphaned_segments()), host.programs()
     for folder in host.temporary.iterdir():
         shutil.rmtree(folder)
 
@@ -205,7 +204,7 @@ def test_an_engine_that_does_not_attach_is_an_error(tmp_path: Path, monkeypatch:
     command = ["sh", "-c", "echo PAGETIER=1 has no effect: it is out of order; exec sleep 60"]
     with (
         running_daemon(tmp_path, 64 * MIB, MIB) as daemon,
-        Program(command, own_environment(), tmp_path / "log", signal.SIGTERM, WAIT_S) as engine,
+        Program(command, own_environment(), tmp_path / "log", signal.SIGTERM, PATIENCE_S) as engine,
     ):
         assert eventually(lambda: bool(engine.log_text))
         with pytest.raises(BenchmarkError, match=r"(?s)without pagetier:.*it is out of order"):
@@ -215,8 +214,8 @@ def test_an_engine_that_does_not_attach_is_an_error(tmp_path: Path, monkeypatch:
 def test_the_memory_of_a_program_includes_what_its_children_have(tmp_path: Path) -> None:
     one = "held = bytes(range(256)) * (1 << 18); print('ready', flush=True); import time; time.sleep(600)"
     command = ["sh", "-c", f'"{sys.executable}" -c "{one}" & "{sys.executable}" -c "{one}" & wait']
-    with Program(command, own_environment(), tmp_path / "log", signal.SIGTERM, WAIT_S) as program:
-        program.wait_until(lambda: program.log_text.count("ready") == 2, WAIT_S)
+    with Program(command, own_environment(), tmp_path / "log", signal.SIGTERM, PATIENCE_S) as program:
+        program.wait_until(lambda: program.log_text.count("ready") == 2, PATIENCE_S)
         assert 128 * MIB < session_bytes(program.pid, "none") < 200 * MIB
 
 

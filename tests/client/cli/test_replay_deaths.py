@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import pytest
 
+from eventually import PATIENCE_S
 from pagetier.shm._core import Observer
 from pagetier.shm.daemon_link import Link, LinkError
 from process_states import arguments_of, children_of
 from replay_command import (
-    WAIT_S,
     assert_all_released,
     chat,
     clients_of,
@@ -98,7 +98,7 @@ def test_a_signal_stops_the_replay_and_its_processes(
         family = [daemon.pid, *clients_of(daemon.observer)]
         assert len(family) == (3 if disk else 2) and len(daemon.segments()) == 3
         process.send_signal(number)
-        process.communicate(timeout=WAIT_S)
+        process.communicate(timeout=PATIENCE_S)
         assert process.returncode != 0
         until(lambda: not any(map(lives, family)))
     assert daemon.segments() == []
@@ -142,7 +142,7 @@ def socket_of(process: subprocess.Popen[str]) -> str | None:
 
 def answers(socket: Path) -> bool:
     try:
-        Link(socket, WAIT_S).close()
+        Link(socket, PATIENCE_S).close()
     except LinkError:
         return False
     return True

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eventually import PATIENCE_S
 from pagetier.client import Client, RegisteredCache
 from pagetier.client.engines.sglang.linker.loads import GroupPages, LayerCounter, LoadingBatch, QueuedLoad
 from pagetier.client.engines.sglang.linker.lookups import Hit
@@ -16,7 +17,6 @@ from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup
 from running_daemon import RunningDaemon
 
 LAYERS, BLOCKS, TOKENS, PAGES = 2, 16, 16, 4
-LONG_S = 30.0
 _HASHES = b"".join(sha256(b"%d" % page).digest() for page in range(PAGES))
 
 
@@ -49,7 +49,7 @@ def test_the_models_stream_waits_for_each_layer(daemon: RunningDaemon, fails: bo
         index = counter.begin(batch)
         counter.set_consumer(index)
         counter.wait_until(0)
-        assert stream.submit(int).result(LONG_S) == 0, "layer 0 of the model is in no group"
+        assert stream.submit(int).result(PATIENCE_S) == 0, "layer 0 of the model is in no group"
         counter.wait_until(1)
         first = stream.submit(lambda: tensors[:, 0][:, blocks])
         counter.wait_until(3)
@@ -59,7 +59,7 @@ def test_the_models_stream_waits_for_each_layer(daemon: RunningDaemon, fails: bo
             after.set_exception(OSError("the engine's own error"))
         else:
             after.set_result(None)
-        read = [future.result(LONG_S) for future in (first, second)]
+        read = [future.result(PATIENCE_S) for future in (first, second)]
         assert counter.finish(index) is not fails
         assert counter.finish(index), "a batch is finished once"
         assert fails or all(np.array_equal(read[at], stored[:, at][:, :PAGES]) for at in range(LAYERS))

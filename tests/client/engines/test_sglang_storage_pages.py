@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from disk_daemon import DiskDaemon
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from fleet_host import PATIENT, FleetHost
 from leaving_out import NEW_PAGES, small_daemon, until_left_out, use_all_that_return
 from pagetier.client import Client
@@ -33,7 +33,6 @@ __all__ = ["standing_clock", "virtual_clock"]
 LAYERS, BLOCKS, TOKENS, PAGES = 2, 16, 16, 4
 HASHES = [sha256(b"%d" % page).hexdigest() for page in range(PAGES)]
 SLOTS = torch.arange(PAGES * TOKENS)
-LONG_S = 20.0
 
 
 @pytest.fixture
@@ -158,7 +157,7 @@ def test_a_load_of_pages_that_are_nowhere_does_not_ask_the_daemon(
 def test_pages_in_memory_stay_while_a_load_waits_for_others(daemon: DiskDaemon, pool: str) -> None:
     tensors = np.random.default_rng(1).integers(1, 1 << 16, (2, LAYERS, BLOCKS, TOKENS, 2, 8), np.uint16)
     content = tensors.copy()
-    with daemon.client(timeout=LONG_S) as client, ThreadPoolExecutor(1) as thread:
+    with daemon.client(timeout=PATIENCE_S) as client, ThreadPoolExecutor(1) as thread:
         pages = pages_of(client, tensors, pool)
         assert all(pages.store(pool, HASHES, SLOTS, None))
         assert not daemon.save().trouble
@@ -167,9 +166,9 @@ def test_pages_in_memory_stay_while_a_load_waits_for_others(daemon: DiskDaemon, 
         tensors[:, :, :PAGES] = 0
         with daemon.stopped_worker():
             load = thread.submit(pages.load, pool, HASHES, SLOTS, None)
-            assert eventually(lambda: pins(daemon) == 2, LONG_S), "pages may be evicted while others are read"
+            assert eventually(lambda: pins(daemon) == 2), "pages may be evicted while others are read"
             daemon.flush("memory")
-        assert load.result(LONG_S) == PAGES
+        assert load.result(PATIENCE_S) == PAGES
         assert np.array_equal(tensors, content)
         assert pins(daemon) == 0
 
@@ -206,7 +205,7 @@ def test_an_offload_of_pages_that_are_left_out_is_not_offered_again() -> None:
             first = 1000 * prompt
             store = cache.async_store(range(first, first + NEW_PAGES * TOKENS), range(NEW_PAGES))
             offload = Offload([store])
-            assert offload.wait(LONG_S) and offload.poll()
+            assert offload.wait(PATIENCE_S) and offload.poll()
             result = store.wait(0.0)
             assert offload.stored and result.refused == 0 and result.reason == ""
             left_out += result.left_out
@@ -215,4 +214,4 @@ def test_an_offload_of_pages_that_are_left_out_is_not_offered_again() -> None:
         assert counts.failed == counts.dropped == counts.cancelled == 0
         client.close()
         refused = Offload([cache.async_store(range(NEW_PAGES * TOKENS), range(NEW_PAGES))])
-        assert refused.wait(LONG_S) and not refused.stored, "pages that are refused are offered again"
+        assert refused.wait(PATIENCE_S) and not refused.stored, "pages that are refused are offered again"

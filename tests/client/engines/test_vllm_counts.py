@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from disk_daemon import DiskDaemon, write_through
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from fake_vllm_client import PAGE, request
 from lookup_counts import Counted, counted
 from pagetier.client import Client, Keys
@@ -22,13 +22,12 @@ from running_daemon import namespace
 from virtual_clock import VirtualClock
 
 PAGES = 10
-LONG_S = 20.0
 
 
 class Scene:
     """A scheduler's half, and the daemon in which it matches."""
 
-    def __init__(self, daemon: DiskDaemon, client: Client, disk_timeout: float = LONG_S) -> None:
+    def __init__(self, daemon: DiskDaemon, client: Client, disk_timeout: float = PATIENCE_S) -> None:
         self.daemon, self.client = daemon, client
         self.group = PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)
         self.half = SchedulerHalf(client, [self.group], ReadLimits(disk_timeout))
@@ -52,7 +51,7 @@ class Scene:
 
     def load(self, one: Any, computed: int = 0) -> int:
         """Matches and allocates like vLLM, up to the load command. Returns the number of tokens to load."""
-        assert eventually(lambda: self.half.matched(one, computed) is not None, LONG_S)
+        assert eventually(lambda: self.half.matched(one, computed) is not None)
         offered = self.half.matched(one, computed)
         assert offered is not None
         self.half.allocated(one, blocks(), offered)
@@ -79,13 +78,13 @@ def daemon() -> Iterator[DiskDaemon]:
 @pytest.fixture
 def scene(daemon: DiskDaemon, standing_clock: VirtualClock) -> Iterator[Scene]:
     """Of ten pages four are in memory, the next four only on disk, and two are not cached."""
-    with daemon.client(timeout=LONG_S) as client:
+    with daemon.client(timeout=PATIENCE_S) as client:
         there = Scene(daemon, client)
         daemon.drop_all_pages()
         keys = there.keys()[:8]
         assert client.store(keys, [b"x"] * 8).stored == 8
         daemon.push_out(client, keys)
-        assert client.prefetch(keys[:4]).wait(LONG_S) == 4
+        assert client.prefetch(keys[:4]).wait(PATIENCE_S) == 4
         there.begin()
         yield there
         there.half.close()
@@ -93,7 +92,7 @@ def scene(daemon: DiskDaemon, standing_clock: VirtualClock) -> Iterator[Scene]:
 
 def test_repeated_matches_count_as_one_lookup(scene: Scene, standing_clock: VirtualClock) -> None:
     one, sampled = request(), scene.sampled()
-    assert eventually(lambda: scene.half.matched(one, 0) == 32, LONG_S)
+    assert eventually(lambda: scene.half.matched(one, 0) == 32)
     for _ in range(3):
         standing_clock.passes(2.5)
         assert scene.half.matched(one, 0) == 32
@@ -109,7 +108,7 @@ def test_pages_that_the_disk_reads_too_late_are_misses(scene: Scene, standing_cl
     one = request()
     with scene.daemon.stopped_worker():
         assert scene.half.matched(one, 0) is None
-        standing_clock.passes(LONG_S + 1)
+        standing_clock.passes(PATIENCE_S + 1)
         assert scene.load(one) == 16
         scene.start(one)
         assert scene.counted() == Counted(1, 16, 0, 24)
@@ -161,6 +160,6 @@ def test_a_preempted_request_counts_once(scene: Scene) -> None:
 
 def test_a_request_that_never_begins_is_not_counted(scene: Scene) -> None:
     one = request()
-    assert eventually(lambda: scene.half.matched(one, 0) == 32, LONG_S)
+    assert eventually(lambda: scene.half.matched(one, 0) == 32)
     scene.half.finished(one, [[]])
     assert scene.counted() == Counted(0, 0, 0, 0)

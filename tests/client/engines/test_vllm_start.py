@@ -31,7 +31,7 @@ from pagetier.client.engines.vllm.setup import namespaces_of, open_scheduler
 from pagetier.client.reconnect import LinkEvent, LinkState
 from pagetier.kernels.layout.page_layout import PageLayout, Rows
 from pagetier.shm.protocol import DISK
-from running_daemon import START_S, RunningDaemon
+from running_daemon import RunningDaemon
 from vllm_caches import TOKENS, heads_first
 from vllm_worker_world import ends, worker_of
 
@@ -209,7 +209,7 @@ def test_one_line_each_says_attached_lost_and_attached_again(
         daemon.kill()
         assert eventually(waits_for(caplog, 2))
         daemon.start()
-        assert eventually(lambda: "attached again" in lines_of(caplog)[-1], START_S)
+        assert eventually(lambda: "attached again" in lines_of(caplog)[-1])
         half.close()
     attached, lost, *late, again = lines_of(caplog)
     assert all("is not attached" in line for line in late), "a start that takes seconds"

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from keyed_pages import PAGE, found, prompt, store
 from pagetier.client import Client
 from pagetier.shm.exit_codes import Exit
-from running_daemon import START_S, RunningDaemon
+from running_daemon import RunningDaemon
 
 FORMAT_AT = 8
 OTHER_FORMAT = 99
@@ -28,7 +28,7 @@ OTHER_FORMAT = 99
 def race(daemon: RunningDaemon, count: int, *more: str) -> tuple[list[subprocess.Popen[bytes]], list[int]]:
     """Starts this many daemons at once; returns those that serve, and the exit codes of the others."""
     racers = [daemon.launch(*more) for _ in range(count)]
-    assert eventually(lambda: sum(racer.poll() is not None for racer in racers) >= count - 1, START_S)
+    assert eventually(lambda: sum(racer.poll() is not None for racer in racers) >= count - 1)
     left = [racer for racer in racers if racer.poll() is None]
     return left, [racer.returncode for racer in racers if racer.returncode is not None]
 
@@ -45,7 +45,7 @@ def test_only_one_of_several_daemons_that_start_at_once_serves(daemon: RunningDa
             served, codes = race(daemon, 3)
             assert len(served) == 1 and codes == [Exit.REFUSED] * 2, daemon.log.read_text()
             daemon.process = served[0]
-            assert eventually(lambda life=life: store(client, prompt(100 + life)).stored == 8, START_S)  # type: ignore[misc]
+            assert eventually(lambda life=life: store(client, prompt(100 + life)).stored == 8)  # type: ignore[misc]
             warm = [found(client, prompt(number)) for number in range(life + 1)]
             assert warm == [8 if left == "warm pages" else 0] * (life + 1)
             assert daemon.findings() == []
@@ -105,4 +105,4 @@ def test_an_upgrade_to_another_format_with_fresh_starts_empty(daemon: RunningDae
 def cold(daemon: RunningDaemon) -> bool:
     """Returns whether a new client finds no page."""
     with Client(daemon.socket) as newcomer:
-        return newcomer.wait_attached(START_S) and found(newcomer, prompt(0)) == 0
+        return newcomer.wait_attached(PATIENCE_S) and found(newcomer, prompt(0)) == 0

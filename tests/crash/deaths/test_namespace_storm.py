@@ -18,7 +18,6 @@ import pytest
 from eventually import eventually
 from herd import Herd
 from placed_daemon import HERE, OWN_PIDS, PLACES, PlacedDaemon, placed
-from running_daemon import START_S
 from seeded_random import chance
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make these namespaces")
@@ -48,7 +47,7 @@ class Storm:
         before = self.sum_of("compared")
         for herd in self._herds:
             self._breed(herd, 1)
-        assert eventually(lambda: self.sum_of("compared") >= before + len(self._herds), START_S), self.found()
+        assert eventually(lambda: self.sum_of("compared") >= before + len(self._herds)), self.found()
 
     def restart(self) -> None:
         """The daemon crashes or hands over, and the next one starts elsewhere."""
@@ -66,7 +65,7 @@ class Storm:
     def assert_no_slot_is_lost(self) -> None:
         """Every engine that lives attaches again, and every slot of a dead one is free."""
         living = self.sum_of("breed")
-        assert eventually(lambda: len(self._daemon.taken()) == living, START_S), (self._daemon.taken(), living)
+        assert eventually(lambda: len(self._daemon.taken()) == living), (self._daemon.taken(), living)
 
     def found(self) -> list[str]:
         """Returns the reports of engines that failed."""
@@ -96,5 +95,5 @@ def test_no_byte_and_no_slot_is_lost(storm_number: int, tmp_path: Path) -> None:
         storm.assert_no_slot_is_lost()
         assert storm.sum_of("pages")
         stack.close()
-        assert eventually(lambda: not daemon.taken(), START_S), daemon.log.read_text()
+        assert eventually(lambda: not daemon.taken()), daemon.log.read_text()
         assert storm.found() == []

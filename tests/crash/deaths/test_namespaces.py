@@ -23,7 +23,6 @@ from pagetier.daemon.index.slots import MOST_SLOTS
 from placed_daemon import OWN_PIDS, PLACES, PlacedDaemon, placed
 from process_states import children_of, state_of
 from refused_starts import pagetierd
-from running_daemon import START_S
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make these namespaces")
 
@@ -61,7 +60,7 @@ def check_nothing_is_other(daemon: PlacedDaemon, held: EngineProcess) -> None:
 def check_slot_is_freed(daemon: PlacedDaemon, held: EngineProcess) -> None:
     """Kills the engine, and asserts that no slot is taken then."""
     held.kill()
-    assert eventually(lambda: not daemon.taken(), START_S), daemon.log.read_text()
+    assert eventually(lambda: not daemon.taken()), daemon.log.read_text()
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -94,10 +93,10 @@ def test_an_engine_and_a_daemon_in_namespaces_beside_each_other() -> None:
         daemon.move()
         check_nothing_is_other(daemon, other)
         held.kill()
-        assert eventually(lambda: len(daemon.taken()) == 1, START_S)
+        assert eventually(lambda: len(daemon.taken()) == 1)
         other.do("attach_again")
         other.kill()
-        assert eventually(lambda: not daemon.taken(), START_S)
+        assert eventually(lambda: not daemon.taken())
 
 
 def test_a_hand_over_and_a_release_of_the_memory() -> None:
@@ -113,7 +112,7 @@ def test_a_hand_over_and_a_release_of_the_memory() -> None:
         assert not daemon.leftovers()
         daemon.follow(*OWN_PIDS)
         check_nothing_is_other(daemon, held)
-        assert eventually(lambda: not daemon.taken(), START_S)
+        assert eventually(lambda: not daemon.taken())
 
 
 def test_an_engine_that_closed_all_its_descriptors() -> None:
@@ -138,7 +137,7 @@ def test_threads_that_outlive_their_leader_keep_the_slot() -> None:
     """The process is a zombie in /proc, and its other threads still copy."""
     with placed() as daemon, holding(daemon) as held:
         held.do("end_leader")
-        assert eventually(lambda: state_of(held.pid) == "Z", START_S)
+        assert eventually(lambda: state_of(held.pid) == "Z")
         daemon.move()
         check_nothing_is_other(daemon, held)
         daemon.move(*OWN_PIDS)
@@ -152,16 +151,16 @@ def test_a_zombie_is_dead() -> None:
         daemon.kill()
         held.outer.kill()
         daemon.follow(*OWN_PIDS)
-        assert eventually(lambda: not daemon.taken(), START_S)
+        assert eventually(lambda: not daemon.taken())
         assert held.outer.poll() is not None
 
 
 def test_an_engine_that_executes_another_program_maps_nothing() -> None:
     with placed() as daemon, holding(daemon) as held:
         held.do("exec", "sleep", 600)
-        assert eventually(lambda: "sleep" in Path(f"/proc/{held.pid}/comm").read_text(), START_S)
+        assert eventually(lambda: "sleep" in Path(f"/proc/{held.pid}/comm").read_text())
         daemon.move(*OWN_PIDS)
-        assert eventually(lambda: not daemon.taken(), START_S)
+        assert eventually(lambda: not daemon.taken())
 
 
 def test_an_engine_that_executes_itself_again_and_again_gets_its_slots_back() -> None:
@@ -171,7 +170,7 @@ def test_an_engine_that_executes_itself_again_and_again_gets_its_slots_back() ->
         for lap in range(MOST_SLOTS + 6):
             held.do("hold", 1000 + 100 * lap)
             assert held.exec_itself() == held.pid, lap
-        assert eventually(lambda: len(daemon.taken()) == 2, START_S), daemon.log.read_text()
+        assert eventually(lambda: len(daemon.taken()) == 2), daemon.log.read_text()
         assert daemon.lines("event=slot_unmapped") and not daemon.lines("event=process_died")
         check_nothing_is_other(daemon, other)
         held.do("hold", 100)
@@ -185,7 +184,7 @@ def test_a_child_of_a_dead_engine_keeps_no_slot() -> None:
             daemon.kill()
             held.kill()
             daemon.follow(*OWN_PIDS)
-            assert eventually(lambda: not daemon.taken(), START_S)
+            assert eventually(lambda: not daemon.taken())
         finally:
             os.kill(child, signal.SIGKILL)
 
@@ -194,7 +193,7 @@ def test_a_child_that_shares_the_memory_keeps_the_slot(tmp_path: Path) -> None:
     """The engine is in vfork(), and dies: its child can still write."""
     with placed() as daemon, holding(daemon) as held:
         held.do("vfork", tmp_path)
-        assert eventually(lambda: bool(children_of(held.pid)), START_S)
+        assert eventually(lambda: bool(children_of(held.pid)))
         (child,) = children_of(held.pid)
         try:
             daemon.move(*OWN_PIDS)
@@ -202,10 +201,10 @@ def test_a_child_that_shares_the_memory_keeps_the_slot(tmp_path: Path) -> None:
             held.kill()
             with engine(daemon, before=daemon.enter()) as other:
                 assert other.do("fill", 20_000, FILLED) == "0"
-            assert eventually(lambda: len(daemon.taken()) == 1, START_S)
+            assert eventually(lambda: len(daemon.taken()) == 1)
         finally:
             os.kill(child, signal.SIGKILL)
-        assert eventually(lambda: not daemon.taken(), START_S)
+        assert eventually(lambda: not daemon.taken())
 
 
 def test_a_slot_that_nothing_judges_is_kept_shown_and_reclaimed_by_request() -> None:
@@ -218,14 +217,14 @@ def test_a_slot_that_nothing_judges_is_kept_shown_and_reclaimed_by_request() -> 
             daemon.move(*OWN_PIDS)
             check_nothing_is_other(daemon, held)
             held.kill()
-            assert eventually(lambda: daemon.snapshot().daemon.unjudged == 1, START_S)
+            assert eventually(lambda: daemon.snapshot().daemon.unjudged == 1)
             assert f"pagetier reclaim {slot}" in daemon.pagetier("doctor").output
             (client,) = [one for one in daemon.snapshot().clients if one.unjudged]
             assert client.slot == slot
             assert "use --yes" in daemon.pagetier("reclaim", str(slot)).output
             assert "writes into pages of other engines" in daemon.pagetier("reclaim", str(slot), "--yes").output
-            assert eventually(lambda: not daemon.taken(), START_S)
-            assert eventually(lambda: daemon.snapshot().daemon.unjudged == 0, START_S)
+            assert eventually(lambda: not daemon.taken())
+            assert eventually(lambda: daemon.snapshot().daemon.unjudged == 0)
 
 
 def test_a_stopped_engine_is_not_reclaimed() -> None:
@@ -254,12 +253,12 @@ def test_an_engine_that_lives_on_after_its_slot_was_reclaimed() -> None:
             daemon.move(*OWN_PIDS)
             (slot,) = daemon.taken()
             assert daemon.pagetier("reclaim", str(slot), "--yes").exit_code == 0
-            assert eventually(lambda: not daemon.taken(), START_S)
+            assert eventually(lambda: not daemon.taken())
             held.do("attach_again")
             held.do("hold", 0)
             daemon.move(*OWN_PIDS)
             check_nothing_is_other(daemon, held)
-            assert eventually(lambda: daemon.snapshot().daemon.unjudged == 1, START_S)
+            assert eventually(lambda: daemon.snapshot().daemon.unjudged == 1)
         finally:
             held.kill()
 
@@ -279,15 +278,15 @@ def test_an_engine_of_another_pid_namespace_is_named_by_slot_and_user() -> None:
     with placed() as daemon, engine(daemon) as held:
         assert [one.pid for one in daemon.snapshot().clients] == [held.pid]
         daemon.move(*OWN_PIDS)
-        assert eventually(lambda: [one.pid for one in daemon.snapshot().clients] == [0], START_S)
+        assert eventually(lambda: [one.pid for one in daemon.snapshot().clients] == [0])
         held.do("attach_again")
-        assert eventually(lambda: [one.pid for one in daemon.snapshot().clients] == [0], START_S)
+        assert eventually(lambda: [one.pid for one in daemon.snapshot().clients] == [0])
         (slot,) = daemon.taken()
         daemon.move()
-        assert eventually(lambda: [one.pid for one in daemon.snapshot().clients] == [held.pid], START_S)
+        assert eventually(lambda: [one.pid for one in daemon.snapshot().clients] == [held.pid])
         daemon.move(*OWN_PIDS)
         check_slot_is_freed(daemon, held)
-        assert eventually(lambda: bool(daemon.lines("event=process_died")), START_S)
+        assert eventually(lambda: bool(daemon.lines("event=process_died")))
         assert f"the process in slot {slot} (" in daemon.lines("event=process_died")[-1]
         assert "of user 0) has ended, stopped or killed" in daemon.lines("event=process_died")[-1]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from bare_engine import Engine
 from child_process import attached
 from disk_daemon import DiskDaemon
-from eventually import Second, eventually
+from eventually import PATIENCE_S, Second, eventually
 from file_changes import write_at
 from in_process_server import Peer
 from keyed_pages import PAGE, found, page_of, pages_of, prompt, store
@@ -36,7 +36,7 @@ from pagetier.shm.protocol import (
     Reserved,
     Space,
 )
-from running_daemon import START_S, RunningDaemon
+from running_daemon import RunningDaemon
 from seeded_random import chance
 
 FRAMES = 64
@@ -107,9 +107,9 @@ def test_a_fetch_gets_a_response_if_the_disk_worker_dies() -> None:
         daemon.store_through(engine, range(40))
         daemon.kill_worker(signal.SIGSTOP)
         engine.ask_fetch(range(4))
-        assert engine.link.ask(Check(99), START_S) == Findings(99, []), "it has got the earlier request, too"
+        assert engine.link.ask(Check(99), PATIENCE_S) == Findings(99, []), "it has got the earlier request, too"
         pid = daemon.kill_worker(signal.SIGKILL)
-        assert eventually(lambda: daemon.worker() != pid, START_S), "the worker needs a core to die, with nice 10"
+        assert eventually(lambda: daemon.worker() != pid), "the worker needs a core to die, with nice 10"
         second = Second(daemon)
         assert set(engine.answer().outcomes) <= {FetchOutcome.IN_MEMORY, FetchOutcome.ABSENT}
         assert not second.is_over
@@ -130,7 +130,7 @@ def test_a_restart_is_noticed_however_fast_it_is(daemon: RunningDaemon) -> None:
                 assert store(other, newer).stored == len(newer)
             assert eventually(lambda newer=newer: found(client, newer) == len(newer))  # type: ignore[misc]
             assert found(client, keys) == 0
-            assert client.wait_attached(START_S) and store(client, keys).stored == len(keys)
+            assert client.wait_attached(PATIENCE_S) and store(client, keys).stored == len(keys)
 
 
 def test_after_a_crash_and_a_fast_restart_nothing_is_lost(daemon: RunningDaemon) -> None:
@@ -164,7 +164,7 @@ def test_a_killed_daemon_is_noticed_at_once_also_by_a_waiting_client(daemon: Run
         daemon.kill()
         second = Second(daemon)
         assert second.sees(lambda: not client.attached)
-        assert ended.wait(START_S), "not at the end of its timeout"
+        assert ended.wait(PATIENCE_S), "not at the end of its timeout"
         waiting.join()
     daemon.start()
 

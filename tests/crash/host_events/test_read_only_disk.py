@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from bare_engine import WAIT_S, Engine
+from bare_engine import Engine
 from disk_daemon import DiskDaemon
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from injection.loop_mounts import ext4, mount_again
 from pagetier.daemon.status.disk_report import Standing
 from pagetier.daemon.workers.supervisor import LONGEST_PAUSE_S
@@ -57,7 +57,7 @@ def test_a_disk_may_become_read_only_and_writable_again(mount: Path, tmp_path: P
         assert engine.places(ON_DISK)["disk"] == 0, "no match offers pages of a disk that is not open"
         assert "Read-only file system" in daemon.doctor()
         assert eventually(lambda: not daemon.worker() and mounted_again(tmp_path / "image", mount))
-        within = LONGEST_PAUSE_S + WAIT_S  # the daemon pauses longer after each worker that failed
+        within = LONGEST_PAUSE_S + PATIENCE_S  # the daemon pauses longer after each worker that failed
         assert daemon.until(lambda disk: disk.standing is Standing.OPEN and disk.restarts, within), daemon.reported()
         assert engine.places(ON_DISK) == {"disk": len(ON_DISK)}
         assert engine.fetch(range(8)) == [0] * 8

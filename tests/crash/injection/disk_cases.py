@@ -24,7 +24,6 @@ from injection.verdicts import (
 from oracle.checker import Losses
 from pagetier.shm._core import IndexHeader
 from pagetier.shm.protocol import Save
-from running_daemon import START_S
 
 STOP_S: Final = 1
 """The time that a stop may take to write unwritten pages; ending the worker may take as long again, and a little more.
@@ -72,7 +71,7 @@ def run_disk_case(scene: InjectionScene, kind: type[Operation], case: Case) -> b
 def end_disk_case(scene: InjectionScene, operation: Operation, since: Begun) -> None:
     """Judges the case, and proves that the disk works again."""
     check_index(scene)
-    assert eventually(operation.verify, START_S), scene.state()
+    assert eventually(operation.verify), scene.state()
     settle(scene, since)
     scene.empty()
     recover(scene)
@@ -83,7 +82,7 @@ def _check_during_fault(scene: InjectionScene, operation: Operation, case: Case)
     if operation.ends_daemon:
         assert eventually(operation.done, 2 * STOP_S + DONE_S), "the stop of the daemon waits for the disk"
         return
-    assert eventually(lambda: _is_served(scene, operation), START_S), scene.daemon.log.read_text()
+    assert eventually(lambda: _is_served(scene, operation)), scene.daemon.log.read_text()
     check_engines(scene, operation)
     if case.action is Action.HANG:
         operation.load_away(SHORT_S)
@@ -95,7 +94,7 @@ def _await_service(scene: InjectionScene, operation: Operation) -> None:
     """Waits until the daemon serves, the observing client is attached and the disk is open."""
     if operation.ends_daemon:
         await_end(scene, operation)
-    assert eventually(lambda: _is_served(scene, operation), START_S), scene.daemon.log.read_text()
+    assert eventually(lambda: _is_served(scene, operation)), scene.daemon.log.read_text()
     scene.until_disk_is_open()
 
 
@@ -134,13 +133,13 @@ def recover(scene: InjectionScene) -> list[int]:
 def _onto_disk(scene: InjectionScene) -> list[int]:
     """Returns new pages after they were reported as on disk; none if they could not be written."""
     pages = scene.numbers(_FEW)
-    assert eventually(lambda: scene.takes(pages), START_S), "stores do not work again"
+    assert eventually(lambda: scene.takes(pages)), "stores do not work again"
     saved = scene.daemon.save()
     return pages if saved.synced and not saved.trouble else []
 
 
 def _come_back(scene: InjectionScene, pages: list[int]) -> bool:
-    assert eventually(lambda: not scene.flush("memory"), START_S), scene.header()
+    assert eventually(lambda: not scene.flush("memory")), scene.header()
     return eventually(lambda: scene.verify(pages, _READ_S).loaded == _FEW, _READ_S)
 
 
@@ -149,7 +148,7 @@ def settle(scene: InjectionScene, since: Begun) -> None:
     scene.dismiss()
     full = scene.numbers(PAGES)
     # A page that is being written to disk cannot be evicted at this moment.
-    assert eventually(lambda: scene.takes(full), START_S), f"not all frames can be used: {scene.state()}"
+    assert eventually(lambda: scene.takes(full)), f"not all frames can be used: {scene.state()}"
     scene.until_disk_is_open()
     may_go = _may_go(scene, since)
     for number in range(since.page + 1, full[0]):

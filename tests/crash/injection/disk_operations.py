@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from disk_daemon import IN_FILES, IN_LMDB
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from file_changes import write_at
 from injection.colliding_pages import FRAME, PAGE, PAGES, SEED, key_of
 from injection.injector import Role
 from injection.operation import FEW, KNOWN, Operation
 from oracle.page_contents import words
-from running_daemon import START_S
 
 SMALL: Final = "1MiB"
 """12 frames in LMDB, 6 in each part."""
@@ -51,7 +50,7 @@ class WithDisk(Operation):
         if count:
             assert self.scene.store(pages) == count
             self.until_on_disk(count)
-            assert eventually(lambda: not self.scene.flush("memory"), START_S), self.scene.header()
+            assert eventually(lambda: not self.scene.flush("memory")), self.scene.header()
         return pages
 
     def until_on_disk(self, count: int) -> None:
@@ -60,12 +59,12 @@ class WithDisk(Operation):
         def written() -> bool:
             return self.scene.quiet() and self.scene.header().disk_pages >= count
 
-        assert eventually(written, START_S), self.scene.header()
+        assert eventually(written), self.scene.header()
 
     def verify(self) -> bool:
         """Returns whether the pages are found, also those that a dead engine was storing again."""
         return not self.pages_stay or eventually(
-            lambda: self.scene.verify(self.pages, START_S).loaded == len(self.pages)
+            lambda: self.scene.verify(self.pages, PATIENCE_S).loaded == len(self.pages)
         )
 
     def on_disk(self) -> list[int]:
@@ -107,7 +106,7 @@ class LoadFromDisk(Prefetch):
     """A load reads pages from disk."""
 
     def act(self) -> None:
-        self.send("verify", [*self.known[:1], *self.pages], START_S)
+        self.send("verify", [*self.known[:1], *self.pages], PATIENCE_S)
 
 
 class StoreAgain(WithDisk):

@@ -7,11 +7,10 @@ import signal
 from pathlib import Path
 from typing import ClassVar
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from injection.colliding_pages import keys_of
 from injection.injector import Role
 from injection.operation import FEW, KNOWN, Operation
-from running_daemon import START_S
 
 
 class WithFleet(Operation):
@@ -29,11 +28,11 @@ class WithFleet(Operation):
         self.pages = self.scene.numbers(FEW)
         before = self.objects()
         assert self.scene.store(self.pages) == FEW
-        assert eventually(lambda: self.objects() == before + FEW, START_S), self.scene.state()
-        assert eventually(lambda: not self.scene.flush(), START_S), self.scene.state()
+        assert eventually(lambda: self.objects() == before + FEW), self.scene.state()
+        assert eventually(lambda: not self.scene.flush()), self.scene.state()
         self.scene.dropping()
         super().prepare()
-        assert eventually(lambda: self.objects() == before + FEW + KNOWN, START_S), self.scene.state()
+        assert eventually(lambda: self.objects() == before + FEW + KNOWN), self.scene.state()
         self.before = self.objects()
 
     def objects(self) -> int:
@@ -50,9 +49,9 @@ class WithFleet(Operation):
 
         def loaded() -> bool:
             with self.scene.client.match(keys := keys_of(self.pages)) as match:
-                return self.scene.onlooker.load(match, keys, START_S, len(keys)) == len(keys)
+                return self.scene.onlooker.load(match, keys, PATIENCE_S, len(keys)) == len(keys)
 
-        return eventually(loaded, START_S)
+        return eventually(loaded)
 
 
 class WriteToFleet(WithFleet):

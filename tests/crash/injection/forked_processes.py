@@ -13,10 +13,11 @@ from typing import Any, Self
 import msgspec
 
 from daemon_turns import Turns
+from eventually import PATIENCE_S
 from injection.fork_client import ForkClient, ForkedProcess
 from injection.injector import Injector
 from injection.instrumented_build import environment
-from running_daemon import START_S, RunningDaemon
+from running_daemon import RunningDaemon
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -101,7 +102,7 @@ class ForkedEngine:
     def result(self) -> Any:
         """Returns the result of its last command. Raises EOFError if it has died."""
         while self._pending:
-            assert self._pipe.poll(START_S), "an engine hangs"
+            assert self._pipe.poll(PATIENCE_S), "an engine hangs"
             self._receive()
         return self._last
 
@@ -116,7 +117,7 @@ class ForkedEngine:
         self.process.send_signal(signal.SIGCONT)
         self._pipe.close()
         try:
-            self.process.wait(START_S)
+            self.process.wait(PATIENCE_S)
         finally:
             self.process.kill()
 

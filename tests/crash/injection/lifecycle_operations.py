@@ -15,7 +15,6 @@ from injection.disk_operations import SMALL, WithDisk
 from injection.injector import POINTS, Action, Case, Role
 from injection.operation import Operation
 from injection.scene import InjectionScene
-from running_daemon import START_S
 
 _ROOM: Final = 8
 """Pages that are not stored: all have one home bucket, and so the dictionary has room for 56, on disk or not."""
@@ -145,7 +144,7 @@ class StartWithSmallerDisk(StartWithDisk):
     def until_on_disk(self, count: int) -> None:
         del count
         self.scene.rest()
-        assert eventually(lambda: self.scene.header().disk_pages >= self.scene.header().pages, START_S)
+        assert eventually(lambda: self.scene.header().disk_pages >= self.scene.header().pages)
 
     def act(self) -> None:
         self.scene.daemon.launch("--disk-size", SMALL)

@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Final
 
-from eventually import Second, eventually
+from eventually import PATIENCE_S, Second, eventually
 from injection.colliding_pages import PAGES
 from injection.injector import Action, Case, Role
 from injection.operation import Operation
@@ -25,7 +25,6 @@ from injection.verdicts import (
 from oracle.checker import Losses
 from pagetier.client import Outcome
 from process_states import state_of
-from running_daemon import START_S
 
 _STRIKES_S: Final = 8.0
 
@@ -58,7 +57,7 @@ def _after_kill(scene: InjectionScene, operation: Operation, role: Role, pid: in
     match role:
         case Role.ENGINE:
             assert operation.first().process.pid == pid
-            operation.first().process.wait(START_S)
+            operation.first().process.wait(PATIENCE_S)
             operation.engine = None
         case Role.DAEMON:
             assert scene.daemon.pid == pid
@@ -104,7 +103,7 @@ def _check_recovery(scene: InjectionScene, operation: Operation) -> None:
     """Checks the cache after a death or a stop; waits until the client has noticed the new daemon or dead link."""
     scene.until_attached()
     fresh = scene.numbers(1)
-    assert eventually(lambda: scene.takes(fresh), START_S), "stores do not work again"
+    assert eventually(lambda: scene.takes(fresh)), "stores do not work again"
     check_engines(scene, operation)
     check_index(scene)
     for engine in operation.engines():
@@ -132,5 +131,5 @@ def end_process_case(scene: InjectionScene, operation: Operation) -> None:
         return scene.takes(full)
 
     # A page that is being written to disk cannot be evicted, and the disk worker has the lowest priority.
-    assert eventually(is_back, START_S) if scene.has_disk else Second(scene.daemon).sees(is_back), scene.state()
+    assert eventually(is_back) if scene.has_disk else Second(scene.daemon).sees(is_back), scene.state()
     check_index(scene)

@@ -18,7 +18,7 @@ from oracle.journal import Journal, Reported, read_journals
 from oracle.witness import Verified, Witness
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm._core import IndexHeader
-from running_daemon import CALL_S, START_S
+from running_daemon import CALL_S
 
 QUARANTINE: Final = 0.05
 
@@ -102,7 +102,7 @@ class InjectionScene:
 
     def until_attached(self) -> None:
         """Waits until the observing client is attached to the daemon that runs."""
-        assert eventually(lambda: self.client.attached, START_S), self.daemon.log.read_text()
+        assert eventually(lambda: self.client.attached), self.daemon.log.read_text()
 
     def disk_is_open(self) -> bool:
         """Returns whether the disk tier, or the fleet, is open."""
@@ -112,7 +112,7 @@ class InjectionScene:
 
     def until_disk_is_open(self) -> None:
         """Waits until the disk tier is open, if the scene has one."""
-        assert not self.has_disk or eventually(self.disk_is_open, START_S), self.daemon.log.read_text()
+        assert not self.has_disk or eventually(self.disk_is_open), self.daemon.log.read_text()
 
     def renew(self) -> None:
         """Replaces the daemon, and with it the disk worker."""
@@ -149,7 +149,7 @@ class InjectionScene:
         if not self.daemon.lives:
             self.daemon.start()
         self.until_attached()
-        assert eventually(lambda: self.quiet() and not self.pins(), START_S), self.state()
+        assert eventually(lambda: self.quiet() and not self.pins()), self.state()
 
     def empty(self) -> None:
         """Drops all pages, which no process uses."""
@@ -158,7 +158,7 @@ class InjectionScene:
         def dropped() -> bool:
             return not self.flush() and not self.header().disk_pages
 
-        assert eventually(dropped, START_S), self.daemon.log.read_text()
+        assert eventually(dropped), self.daemon.log.read_text()
         self.dropping(since)
 
     def flush(self, tier: str | None = None) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from lmdb.verify import verify
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from injection.colliding_pages import PAGES
 from injection.disk_cases import begun, end_disk_case, recover, settle, store_and_reload
 from injection.disk_operations import WriteBehind
@@ -27,7 +27,6 @@ from injection.sweep import EVERYTHING
 from injection.verdicts import SHORT_S, check_engines, check_index
 from pagetier.shm.protocol import Save, Saved
 from process_states import state_of
-from running_daemon import START_S
 
 _STOPS_S = 8.0
 _LOGGED_WITHIN_S = 20.0
@@ -84,7 +83,7 @@ def test_the_injector_covers_every_call_of_the_worker(scene: InjectionScene, tmp
     with recorded([scene.daemon.pid, scene.worker()], tmp_path / "trace"):
         scene.injector.forget()
         operation.act()
-        assert eventually(operation.done, START_S)
+        assert eventually(operation.done)
         store_and_reload(scene)
         scene.empty()
         scene.daemon.signal(signal.SIGTERM)
@@ -149,12 +148,12 @@ def test_changed_files_of_an_open_tier_break_no_promise(on: Stage, change: Chang
         change.make(tmp_path / "disk")
         check_engines(scene, operation)
         operation.load_away(SHORT_S)
-        assert eventually(lambda: change.log_words in logged(), START_S), logged()
+        assert eventually(lambda: change.log_words in logged()), logged()
         pages = recover(scene)
         check_index(scene)
         assert logged().count("no disk tier") <= _MOST_RESTARTS, logged()
         scene.renew()
-        assert eventually(lambda: scene.verify(pages, START_S).loaded == len(pages), START_S), (
+        assert eventually(lambda: scene.verify(pages, PATIENCE_S).loaded == len(pages)), (
             f"pages that were reported as on disk are missing after a restart: {logged()}"
         )
         settle(scene, since)

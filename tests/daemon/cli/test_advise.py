@@ -12,9 +12,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bare_engine import WAIT_S
 from disk_daemon import FRAMES, DiskDaemon
-from eventually import eventually, pace
+from eventually import PATIENCE_S, eventually, pace
 from lookup_advice import PAGE, advice, advice_after, serve
 from metrics_scrape import scrape
 from pagetier.client import Client
@@ -231,7 +230,7 @@ def test_a_page_that_the_disk_evicted_is_recognized() -> None:
 def test_the_prediction_for_the_configured_disk_is_beside_what_was_found() -> None:
     draw, out = random.Random(6), [bytearray(PAGE) for _ in range(5)]
     flags = ("--set", "disk.write=through", "--set", "evict.policy=lru")
-    with DiskDaemon(2 * FRAMES, "8MiB", *flags) as daemon, daemon.client(timeout=WAIT_S) as client:
+    with DiskDaemon(2 * FRAMES, "8MiB", *flags) as daemon, daemon.client(timeout=PATIENCE_S) as client:
         for _ in range(150):
             keys = namespace().keys([min(int(draw.paretovariate(0.5)), 60), *range(16 * 5 - 1)])
             with client.match(keys) as match:

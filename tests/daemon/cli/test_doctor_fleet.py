@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from fleet_host import PATIENT
 from pagetier.daemon.cli.doctor.fleet_checks import check_fleet
 from pagetier.daemon.cli.doctor.result import Level, Result
@@ -19,7 +19,6 @@ from running_daemon import RunningDaemon
 
 HARNESS = Path(__file__).resolve().parents[2] / "harness"
 OPEN = FleetStatus(url="file:///x", standing="open", read=3, written=1)
-LONG_S = 20.0  # a store that works is slow on a busy machine
 
 
 @pytest.fixture
@@ -33,7 +32,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def patient(url: str, **settings: object) -> RemoteOptions:
     """Returns the settings of a store that may take its time."""
-    return structs.replace(RemoteOptions(url=url, timeout=LONG_S, ask_timeout=LONG_S), **settings)
+    return structs.replace(RemoteOptions(url=url, timeout=PATIENCE_S, ask_timeout=PATIENCE_S), **settings)
 
 
 def slow(store: Path, parameters: str = "", **settings: object) -> RemoteOptions:

@@ -16,7 +16,7 @@ from disk_daemon import FRAME, DiskDaemon
 from eventually import eventually
 from pagetier.daemon.cli import main
 from pagetier.shm.exit_codes import Exit
-from running_daemon import START_S, RunningDaemon, namespace
+from running_daemon import RunningDaemon, namespace
 
 ARENA = "256MiB"
 _WAITS = """
@@ -64,7 +64,7 @@ class StartingDaemon(RunningDaemon):
 
 def test_stats_shows_how_far_the_arena_is_populated_and_wait_waits_for_it(wait: Path) -> None:
     with StartingDaemon(ARENA, "1MiB") as daemon:
-        assert eventually(lambda: bool(daemon_stats(daemon.socket)), START_S)
+        assert eventually(lambda: bool(daemon_stats(daemon.socket)))
         first = daemon_stats(daemon.socket)
         assert first["phase"] == "starting" and 0 <= first["progress"] < 1
         threading.Timer(0.5, wait.unlink).start()

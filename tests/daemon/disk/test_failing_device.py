@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from bare_engine import WAIT_S, Engine
+from bare_engine import Engine
 from disk_daemon import DiskDaemon, TroubledDaemon
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm.protocol import FetchOutcome
 from small_file_systems import small_file_system
@@ -121,7 +121,7 @@ def test_a_stalled_disk_delays_no_engine() -> None:
     with DiskDaemon(frames, "64MiB", "--set", "disk.stop_timeout=1") as daemon, Engine(daemon) as engine:
         daemon.store_through(engine, range(4 * frames))
         calls = "pwrite64,pwritev,pwritev2,preadv,preadv2,pread64,fdatasync,msync"
-        longer_than_engines_wait = f"{calls}:delay_enter={10_000_000 * WAIT_S:.0f}"
+        longer_than_engines_wait = f"{calls}:delay_enter={10_000_000 * PATIENCE_S:.0f}"
         with faults(daemon.worker(), longer_than_engines_wait):
             engine.ask_fetch(range(8), 0.2)
             answer = engine.answer()

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from bare_engine import SPACE, WAIT_S, Engine
+from bare_engine import SPACE, Engine
 from daemon_turns import Turns
 from disk_daemon import DiskDaemon
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from pagetier.daemon.cli import flush as flush_command
 from pagetier.daemon.disk.disk_flush import _ASKED_AGAIN_S
 from pagetier.daemon.index.service import _TIDY_EVERY_S
@@ -200,7 +200,7 @@ def response(link: Link) -> Answer:
     answers: list[Answer] = []
 
     def is_answered() -> bool:
-        answers.extend(link.read(WAIT_S))
+        answers.extend(link.read(PATIENCE_S))
         return bool(answers)
 
     assert eventually(is_answered), "the daemon does not answer"
@@ -213,7 +213,7 @@ def test_flushed_pages_stay_flushed_when_the_worker_dies_first(daemon: DiskDaemo
     stopped = daemon.kill_worker(signal.SIGSTOP)
     with daemon._observing() as (first, _), daemon._observing() as (second, _):
         for link in (first, second):  # for the second request the index has no page left
-            link.send(Flush(1, None), WAIT_S)
+            link.send(Flush(1, None), PATIENCE_S)
             assert eventually(lambda: daemon.header().pages == 0)
         os.kill(stopped, signal.SIGKILL)
         for link, pages in ((first, 8), (second, 0)):

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from core_records import histories
+from eventually import PATIENCE_S
 from keyed_pages import PAGE, found, prompt, store
 from pagetier.shm._core import HISTORY_BYTES, NO_ENTRY
 from pagetier.tiers.base import Outgoing, StoredPages
 from pagetier.tiers.disk.file_format import NO_HISTORY
-from running_daemon import START_S, RunningDaemon
+from running_daemon import RunningDaemon
 from store_pages import outgoings, small_tier
 
 KEYS = prompt(1, pages=6)
@@ -50,7 +51,7 @@ def test_a_new_daemon_knows_the_uses_of_the_pages_on_disk(tmp_path: Path, policy
         assert daemon.header().disk_pages == len(KEYS)
         assert sorted(known(daemon)) == ([(USES, False), *[(USES, True)] * 5] if policy == "cadence" else [])
         with daemon.client() as client:
-            assert found(client, KEYS, timeout=START_S) == len(KEYS)
+            assert found(client, KEYS, timeout=PATIENCE_S) == len(KEYS)
         use(daemon)
         assert sorted(known(daemon)) == ([(USES + 1, False), *[(USES + 1, True)] * 5] if policy == "cadence" else [])
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from bare_engine import WAIT_S, Engine
+from bare_engine import Engine
 from daemon_turns import Turns
 from disk_daemon import DiskDaemon
 from eventually import eventually
@@ -27,7 +27,7 @@ def unwritten(daemon: DiskDaemon) -> int:
 
 def wait_for_writes(daemon: DiskDaemon, room: int) -> None:
     """Waits until at most `room` pages are unwritten."""
-    assert eventually(lambda: unwritten(daemon) <= room, WAIT_S), f"{daemon.header()} {daemon.reported()}"
+    assert eventually(lambda: unwritten(daemon) <= room), f"{daemon.header()} {daemon.reported()}"
 
 
 def store_and_wait(daemon: DiskDaemon, engine: Engine, numbers: Iterable[int], room: int) -> None:
@@ -91,7 +91,7 @@ def test_second_writes_pages_that_were_used_again(turns: Turns) -> None:
         turns.pass_by()
         first_eviction = 200 + FRAMES - 8  # finds the pages that were used again, and there is time to write them
         store_each(engine, range(200, first_eviction + 1))
-        assert eventually(lambda: daemon.snapshot().disk_work.written == 4, WAIT_S), daemon.reported()
+        assert eventually(lambda: daemon.snapshot().disk_work.written == 4), daemon.reported()
         store_each(engine, range(first_eviction + 1, 200 + FRAMES))
         store_each(engine, range(300, 300 + FRAMES))
         assert engine.places(range(4)) == {"disk": 4}

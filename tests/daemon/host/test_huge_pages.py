@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from eventually import PATIENCE_S
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.huge_pages import huge_share
 from pagetier.daemon.host.memory_policy import Region
 from pagetier.daemon.status.huge_page_report import HugePageReport
 from refused_starts import own_shm, pagetierd, with_shm
-from running_daemon import START_S
 
 # Prints what a daemon reports, and what smaps says of its arena and of a client's.
 REPORTING = """
@@ -25,7 +25,7 @@ import json, re, subprocess, sys, time
 sys.path[:] = PLACES
 from pathlib import Path
 import numpy as np
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from running_daemon import RunningDaemon, namespace
 
 def in_smaps(pid, daemon):
@@ -52,7 +52,7 @@ with RunningDaemon("32MiB", "1MiB", "--set", "arena.prefault=" + PREFAULT) as da
 
 def results(huge: str, prefault: str) -> dict[str, Any]:
     code = REPORTING.replace("PLACES", repr(sys.path)).replace("PREFAULT", repr(prefault))
-    ended = pagetierd(code=code, before=with_shm("size=64m", f"huge={huge}"), most_s=4 * START_S)
+    ended = pagetierd(code=code, before=with_shm("size=64m", f"huge={huge}"), most_s=4 * PATIENCE_S)
     assert ended.code == 0, ended.text
     found: dict[str, Any] = json.loads(ended.text.partition("RESULT ")[2])
     return found

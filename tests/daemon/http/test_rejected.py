@@ -13,9 +13,10 @@ from selectors import EVENT_READ, DefaultSelector
 
 import pytest
 
+from eventually import PATIENCE_S
 from http_calls import call, http_process, request
 from in_process_server import see_peers_off
-from metrics_scrape import WAIT_S, ask
+from metrics_scrape import ask
 from pagetier.client import Client
 from pagetier.daemon.common import loop_clock
 from pagetier.daemon.http.bodies import MOST_PAGES
@@ -174,7 +175,7 @@ def test_a_target_may_be_a_whole_url(place: Path, target: bytes) -> None:
 
 def connected(place: Path) -> socket.socket:
     caller = socket.socket(socket.AF_UNIX)
-    caller.settimeout(WAIT_S)
+    caller.settimeout(PATIENCE_S)
     caller.connect(str(place))
     return caller
 
@@ -204,7 +205,7 @@ def is_overtaken_by_a_short_call(place: Path) -> bool:
         short.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         for caller in (long, short):
             selector.register(caller, EVENT_READ)
-        overtaken = [key.fileobj for key, _ in selector.select(WAIT_S)] == [short]
+        overtaken = [key.fileobj for key, _ in selector.select(PATIENCE_S)] == [short]
         assert long.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
     return overtaken
 
@@ -212,7 +213,7 @@ def is_overtaken_by_a_short_call(place: Path) -> bool:
 def test_a_caller_that_waits_for_leave_to_send_gets_it(place: Path, client: Client) -> None:
     body = json.dumps(GOOD).encode()
     with socket.socket(socket.AF_UNIX) as caller:
-        caller.settimeout(WAIT_S)
+        caller.settimeout(PATIENCE_S)
         caller.connect(str(place))
         caller.sendall(LOOKUP + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body))
         assert caller.recv(1 << 16).startswith(b"HTTP/1.1 100 ")

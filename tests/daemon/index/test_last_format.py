@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from eventually import PATIENCE_S
 from keyed_pages import found, in_memory, prompt, store
 from named_segments import SHM
 from pagetier.shm._core import FORMAT
@@ -19,7 +20,7 @@ from pagetier.tiers.disk.file_format import FORMAT as DISK_FORMAT
 from pagetier.tiers.disk.recovery import read_state
 from recorded_leftovers import FRAME, KEYS, daemon_with_disk, place_segments, unpack
 from refused_starts import pagetierd, shared_memory
-from running_daemon import START_S, RunningDaemon
+from running_daemon import RunningDaemon
 
 MORE = prompt(4, pages=5)
 RELEASED = 3  # the format of its segments
@@ -70,9 +71,9 @@ def test_the_disk_is_read_as_it_is_and_written_in_this_format(disk: Path) -> Non
             daemon.wait_disk_open()
             assert how in daemon.lines("event=disk_open")[-1]
             with daemon.client() as client:
-                assert in_memory(client, KEYS) == 0 and found(client, KEYS, FRAME, START_S) == len(KEYS)
+                assert in_memory(client, KEYS) == 0 and found(client, KEYS, FRAME, PATIENCE_S) == len(KEYS)
                 assert store(client, KEYS, FRAME).present == len(KEYS)
-                assert number == 0 or found(client, MORE, FRAME, START_S) == len(MORE), "records of both formats"
+                assert number == 0 or found(client, MORE, FRAME, PATIENCE_S) == len(MORE), "records of both formats"
                 store(client, MORE, FRAME)
                 daemon.until_written()
             assert (state := read_state(disk)) is not None and state.format == DISK_FORMAT

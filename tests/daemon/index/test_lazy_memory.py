@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
+from eventually import PATIENCE_S
 from pagetier.daemon.common.log_throttle import MINUTE_S
 from pagetier.daemon.index.shortage import Shortage
 from refused_starts import Ended, own_shm, pagetierd, with_shm
-from running_daemon import START_S
 from virtual_time_loop import OwnTimeLoop
 
 # Of 16 MiB of /dev/shm, an arena of 10 MiB may have about 4.
@@ -18,7 +18,7 @@ CROWDED = """
 import os, sys
 sys.path[:] = PLACES
 import numpy as np
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from running_daemon import RunningDaemon, namespace
 
 PAGE, MIB = 64 << 10, 1 << 20
@@ -83,7 +83,7 @@ with (
 
 def in_a_crowd(script: str, huge: str) -> Ended:
     code = (CROWDED + script).replace("PLACES", repr(sys.path))
-    return pagetierd(code=code, before=with_shm("size=16m", f"huge={huge}"), most_s=8 * START_S)
+    return pagetierd(code=code, before=with_shm("size=16m", f"huge={huge}"), most_s=8 * PATIENCE_S)
 
 
 class Arena:

@@ -21,7 +21,7 @@ from free_ports import free_ports
 from metrics_scrape import ask, sample_names, scrape, value
 from pagetier.shm.exit_codes import Exit
 from refused_starts import arguments, pagetierd, refused
-from running_daemon import START_S, RunningDaemon, namespace
+from running_daemon import RunningDaemon, namespace
 
 PAGE, FRAME = 60_000, 1 << 16
 
@@ -145,7 +145,7 @@ def test_a_death_is_counted(daemon: RunningDaemon, place: Path) -> None:
     code = f"import os; from pagetier.client import Client; c = Client({str(daemon.socket)!r}); c.wait_attached(9)"
     code += "; os._exit(0)"
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert eventually(lambda: value(scrape(place), "pagetier_owner_deaths_total") == before + 1, START_S)
+    assert eventually(lambda: value(scrape(place), "pagetier_owner_deaths_total") == before + 1)
 
 
 @pytest.mark.usefixtures("daemon")

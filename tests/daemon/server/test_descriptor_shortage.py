@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from eventually import PATIENCE_S
 from in_process_server import SMALL
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.peer_credentials import Peer
@@ -20,7 +21,7 @@ from pagetier.shm.process import Process
 from pagetier.shm.protocol import BUILD, Attach
 from pagetier.shm.segments import SegmentRequest, take
 from refused_starts import fill, still_serves
-from running_daemon import START_S, RunningDaemon
+from running_daemon import RunningDaemon
 
 MISSING = 5  # descriptors, so that it can watch some processes but not all
 
@@ -41,7 +42,7 @@ def test_an_adopting_daemon_that_cannot_watch_all_processes_reclaims_nothing() -
         daemon._before = []
         daemon.start()
         assert len(daemon.slots()) == MOST_SLOTS
-        assert all(client.wait_attached(START_S) and still_serves(client) for client in clients)
+        assert all(client.wait_attached(PATIENCE_S) and still_serves(client) for client in clients)
 
 
 async def test_an_attachment_that_cannot_be_watched_takes_no_slot(name: str, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from bare_engine import WAIT_S
 from disk_daemon import DiskDaemon
 from eventually import Second, eventually
 from in_process_server import Peer, serves
@@ -41,7 +40,7 @@ from pagetier.shm.protocol import (
     Welcome,
 )
 from process_states import is_alive
-from running_daemon import START_S, RunningDaemon
+from running_daemon import RunningDaemon
 
 SLOTS = 56
 EIGHT = IdRange(8, 8)
@@ -137,7 +136,7 @@ def test_slots_of_a_crowd_that_dies_are_free_within_a_second() -> None:
     with RunningDaemon() as daemon:
         with crowd(daemon.socket, SLOTS) as responses:
             assert sorted(responses.values()) == sorted(f"slot {number}" for number in range(SLOTS))
-        assert eventually(lambda: not any(map(is_alive, responses)), START_S)
+        assert eventually(lambda: not any(map(is_alive, responses)))
         assert Second(daemon).sees(lambda: not daemon.slots())
         with crowd(daemon.socket, SLOTS) as responses:
             assert all(text.startswith("slot") for text in responses.values())
@@ -156,7 +155,7 @@ def test_no_engine_gets_the_slot_of_the_disk_tier() -> None:
             report = daemon.report()
             return report.restarts > 0 and report.standing is Standing.OPEN
 
-        assert eventually(refused_until_it_is_back, WAIT_S), daemon.reported()
+        assert eventually(refused_until_it_is_back), daemon.reported()
 
 
 def test_one_process_has_a_quarter_of_the_slots(path: Path) -> None:
