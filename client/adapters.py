@@ -8,10 +8,12 @@ from pagetier.client.fleet_lookup import Location
 from pagetier.client.group_fleet_lookup import GroupLocation, LocatedHit
 from pagetier.client.group_match import GroupKeys, Lookup
 from pagetier.client.groups import Group
+from pagetier.client.load_or_compute import LoadOrCompute
 from pagetier.client.match import MatchHandle
 from pagetier.client.paged_blocks import Blocks, Part
 from pagetier.client.pending_reservation import PendingReservation
 from pagetier.client.prefetch import Prefetch
+from pagetier.client.prompt_reader import PromptReader
 from pagetier.client.reservation import Reservation
 from pagetier.kernels.layout.named_layouts import LAYOUT_NAMES
 from pagetier.shm.protocol import Prompt
@@ -23,6 +25,7 @@ __all__ = [
     "Group",
     "GroupKeys",
     "GroupLocation",
+    "LoadOrCompute",
     "LocatedHit",
     "Location",
     "Lookup",
@@ -31,6 +34,7 @@ __all__ = [
     "PendingReservation",
     "Prefetch",
     "Prompt",
+    "PromptReader",
     "Reservation",
     "open_copier",
 ]

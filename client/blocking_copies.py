@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pagetier.client.async_copy.copier import AsyncCopier, open_copier
-from pagetier.client.destinations import reachable_pages
+from pagetier.client.destinations import unread_prefix
 from pagetier.client.keys import Keys
+from pagetier.client.load_or_compute import LoadOrCompute
 from pagetier.client.match import Match
 from pagetier.client.page_client import PageClient
 from pagetier.client.paged_blocks import Blocks
@@ -15,8 +16,22 @@ from pagetier.client.store_result import StoreResult
 from pagetier.kernels.layout.slot_map import SlotMap
 from pagetier.kernels.layout.transfer import PagedCache
 from pagetier.shm.clock import Deadline
+from pagetier.shm.errors import PagetierError
 
 _POLL_S = 1.0  # seconds between two checks whether the device has failed
+
+
+class IncompleteLoadError(PagetierError):
+    """Fewer tokens were loaded than were matched.
+
+    Attributes:
+        loaded: The number of tokens in the engine's blocks.
+        matched: The number of tokens of the match.
+    """
+
+    def __init__(self, loaded: int, matched: int) -> None:
+        super().__init__(f"only {loaded} of {matched} matched tokens were loaded")
+        self.loaded, self.matched = loaded, matched
 
 
 class HostCopies:
@@ -25,7 +40,14 @@ class HostCopies:
     def __init__(self, client: PageClient, cache: PagedCache) -> None:
         self._client, self._cache = client, cache
 
-    def load(self, match: Match, slots: SlotMap, start_page: int, timeout: float | None) -> int:
+    def load(
+        self,
+        match: Match,
+        slots: SlotMap,
+        start_page: int,
+        timeout: float | None,
+        rule: LoadOrCompute | None = None,
+    ) -> int:
         """Copies pages of a match into the cache, from `start_page` on.
 
         Args:
@@ -33,11 +55,12 @@ class HostCopies:
             slots: The slots of one page or more.
             start_page: The first page to copy.
             timeout: Seconds to wait for pages on disk and in the fleet; None for the client's timeout.
+            rule: Leaves out what the engine computes faster; None to load everything.
 
         Returns:
             How many pages were copied.
         """
-        return self._client.load(match, Blocks(self._cache, slots), start_page, timeout)
+        return self._client.load(match, Blocks(self._cache, slots), start_page, timeout, rule)
 
     def store(self, keys: Keys, slots: SlotMap, timeout: float | None) -> StoreResult:
         """Stores the pages that are not skipped.
@@ -63,11 +86,18 @@ class DeviceCopies:
     def __init__(self, client: PageClient, copier: LazyCopier) -> None:
         self._client, self._copier = client, copier
 
-    def load(self, match: Match, slots: SlotMap, start_page: int, timeout: float | None) -> int:
+    def load(
+        self,
+        match: Match,
+        slots: SlotMap,
+        start_page: int,
+        timeout: float | None,
+        rule: LoadOrCompute | None = None,
+    ) -> int:
         """Does what HostCopies.load() does."""
         copier = self._copier.open()
         seconds = self._client.timeout if timeout is None else timeout
-        with self._read_rest(match, start_page + len(slots), seconds) as whole:
+        with self._read_rest(match, range(start_page, start_page + len(slots)), seconds, rule) as whole:
             pages = max(0, min(len(slots), len(whole) - start_page))
             load = copier.load(whole, slots.some(0, pages), start_page, copier.engine_event())
         while not load.wait(load.layers - 1, _POLL_S):
@@ -84,19 +114,13 @@ class DeviceCopies:
         return store.wait(0)
 
     @contextmanager
-    def _read_rest(self, match: Match, end_page: int, timeout: float) -> Iterator[Match]:
-        """Yields a match that includes the pages up to `end_page` that reached memory in time, from disk or fleet."""
-        keys, available = match.keys, min(end_page, match.available_pages)
-        deadline = Deadline(timeout)
-        asks = keys is not None and timeout > 0 and available < min(end_page, reachable_pages(match))
-        located = self._client.locate(keys[available:end_page], timeout) if keys is not None and asks else None
-        in_fleet = located.wait(timeout) if located is not None else 0
-        if keys is None or available + in_fleet <= len(match):
+    def _read_rest(self, match: Match, pages: range, timeout: float, rule: LoadOrCompute | None) -> Iterator[Match]:
+        """Yields a match that includes those of these pages that reached memory in time, from disk or fleet."""
+        unread, present = unread_prefix(match, pages.start, pages.stop), pages.start * match.page_tokens
+        if unread is None or not self._client.reader(rule).read(unread, present, Deadline(timeout)):
             yield match
             return
-        left = deadline.left
-        self._client.prefetch(keys[:end_page], left, located if in_fleet else None).wait(left)
-        with self._client.rematch(match) as longer:
+        with match.again() as longer:
             yield longer
 
 

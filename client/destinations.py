@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.client.keys import Keys
+from pagetier.client.group_match import GroupMatch, group_of
 from pagetier.client.match import Match
 from pagetier.client.paged_blocks import Blocks, require_named
 from pagetier.kernels.host.buffers import Access, HostBuffers, HostPages, page_count, pages_of
@@ -115,42 +114,32 @@ def reachable_pages(match: Match) -> int:
     return match.asked if session is not None and session.asks_fleet else match.available_pages
 
 
-class UnpinnedPrefix(msgspec.Struct, frozen=True):
-    """The keys of a prefix that is partly on disk or in the fleet.
-
-    Attributes:
-        session: The session of the match.
-        rest: The keys after the pinned pages.
-        all: All keys from the first page of the match on, including those in `rest`.
-        on_disk: How many of `rest`, from the first on, are on disk or come into memory.
-    """
-
-    session: Session
-    rest: Keys
-    all: Keys
-    on_disk: int
-
-
-def unpinned_prefix_of(match: Match, out: Destination) -> UnpinnedPrefix | None:
-    """Returns the pages after the pinned ones for which there is room, or None if there are none to read.
-
-    Pages that are not on disk are among them while the fleet can be asked for them.
+def unpinned_prefix_of(match: Match, out: Destination) -> GroupMatch | None:
+    """Returns what unread_prefix() does, for as many pages as there is room for.
 
     If no page is pinned, the page size is unknown, and one buffer counts as large enough for all pages.
     """
-    keys, session = match.keys, match.session
-    if keys is None or not match.pinned or session is None or not session.usable:
-        return None
-    available = reachable_pages(match)
-    if available <= len(match):
+    if not match.pinned or reachable_pages(match) <= len(match):
         return None
     sizes = match.page_sizes
     page_bytes = int(sizes[min(out.start_page, len(sizes) - 1)]) if len(sizes) else 1
-    ends = min(available, out.start_page + out.page_count(page_bytes))
-    if ends <= max(out.start_page, len(match)):
+    return unread_prefix(match, out.start_page, out.start_page + out.page_count(page_bytes))
+
+
+def unread_prefix(match: Match, start_page: int, end_page: int) -> GroupMatch | None:
+    """Returns a match up to the last page that a load may bring, or None if no page after the pinned ones is needed.
+
+    Pages that are not on disk are among them while the fleet can be asked for them.
+
+    Args:
+        match: A match of a prompt.
+        start_page: The first page that is needed.
+        end_page: The end of these pages.
+    """
+    session, ends = match.session, min(reachable_pages(match), end_page)
+    if match.keys is None or not match.pinned or session is None or not session.usable:
         return None
-    on_disk = min(ends, match.available_pages) - len(match)
-    return UnpinnedPrefix(session, keys[len(match) : ends], keys[:ends], on_disk)
+    return group_of(match, ends) if ends > max(start_page, len(match)) else None
 
 
 def _fitting(memory: HostPages, sizes: npt.NDArray[np.uint64]) -> HostPages:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.client.groups import EVERYTHING, Group
+from pagetier.client.groups import EVERYTHING, FullAttention, Group
 from pagetier.client.keys import Keys
 from pagetier.client.match import Match, MatchHandle
 from pagetier.shm._core import KEY_BYTES, Session, miss
@@ -183,6 +183,19 @@ def matched(session: Session, groups: Sequence[GroupKeys], limit: int | None) ->
     wanted = tuple((one.keys, one.keys.data, one.group.page_tokens, one.group.needs) for one in asked)
     most = EVERYTHING if limit is None else max(0, min(limit, EVERYTHING))
     return GroupMatch(asked, *session.match_groups(Match, wanted, most))
+
+
+def group_of(match: Match, end_page: int) -> GroupMatch:
+    """Returns a match with keys as one of a single group, without the pages after `end_page`. It pins nothing itself.
+
+    Args:
+        match: The match, whose first page is the first one of the prompt.
+        end_page: The end of what is looked for, at least that of the pinned pages.
+    """
+    keys, page_tokens = match.keys, match.page_tokens
+    asked = () if keys is None else (GroupKeys(FullAttention(page_tokens), keys[:end_page]),)
+    available = min(match.available_pages, end_page) * page_tokens
+    return GroupMatch(asked, match.tokens, available, end_page * page_tokens, (match,))
 
 
 def sample(session: Session, match: GroupMatch) -> None:

@@ -15,8 +15,9 @@ for it, and if it is fast, loading begins again.
 from __future__ import annotations
 
 import math
+import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum, StrEnum
 from types import MappingProxyType
 from typing import Final
@@ -205,6 +206,26 @@ class LoadOrCompute:
     def _saved(self, needed: range) -> float:
         """Returns the seconds that computing these tokens takes; infinite before any were computed."""
         return self._computing.seconds((0.0, len(needed), attended(needed)))
+
+
+class ProcessRule:
+    """The rule of an engine in each process that uses it. Thread-safe.
+
+    A forked child begins without measurements: its parent's rule may be locked by a thread that the child lacks.
+    """
+
+    def __init__(self) -> None:
+        self._rules: dict[int, LoadOrCompute] = {}
+
+    @property
+    def rule(self) -> LoadOrCompute:
+        """The rule of this process."""
+        pid = os.getpid()
+        return self._rules.get(pid) or self._rules.setdefault(pid, LoadOrCompute())
+
+    def computed(self, seconds: float, prompts: Sequence[range]) -> None:
+        """Records that a step has computed these tokens of prompts in so many seconds."""
+        self.rule.computed(sum(map(len, prompts)), math.fsum(map(attended, prompts)), seconds)
 
 
 def attended(tokens: range) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.client.keys import Keys
-from pagetier.shm._core import Pins
+from pagetier.shm._core import Pins, miss
 
 
 class MatchHandle(msgspec.Struct, frozen=True):
@@ -40,8 +40,8 @@ class MatchHandle(msgspec.Struct, frozen=True):
 class Match(Pins):
     """The longest cached prefix of some keys. Its pages can be loaded until release() or the end of a `with` block.
 
-    Made by Client.match(), Client.rematch() and Client.adopt(). len() is the number of pinned pages. Pickling a match
-    gives a MatchHandle. A match that is dropped is released.
+    Made by Client.match(), again() and Client.adopt(). len() is the number of pinned pages. Pickling a match gives a
+    MatchHandle. A match that is dropped is released.
 
     A pinned page cannot be evicted or changed. If a stopping daemon releases its memory, pages that are not being
     copied by then are a miss. A client can pin a page 65,535 times at once; a further match ends before that page.
@@ -50,7 +50,7 @@ class Match(Pins):
         asked: The number of keys that were looked up.
         available_pages: The length of the prefix in pages if pages on disk, or being read from disk, count too; len()
             or more. Client.load() reads those after the first len() pages. In a match from another process it is len().
-        from_disk: Pages that were on disk when the match was made and that Client.load() or Client.rematch() has
+        from_disk: Pages that were on disk when the match was made and that Client.load() or again() has
             brought into memory since.
         pinned: Whether the pages are pinned.
         session: The session whose memory the pages are in; None for a miss without a session.
@@ -85,6 +85,20 @@ class Match(Pins):
         """The size of each pinned page in bytes (u64); empty after release()."""
         return np.frombuffer(self.sizes, dtype=np.uint64)
 
+    def again(self) -> Match:
+        """Returns a second match of the same keys for the same request, for example after a prefetch.
+
+        It does not count as another lookup. Pages that reached memory since then count in the tier where this match
+        found them, unless it is released. Release both matches. A match that another process handed over has no keys:
+        the result is a miss. Never waits.
+        """
+        keys = self.keys
+        if keys is None:
+            return miss(Match, keys, self.asked)
+        longer = rematched(self, keys)
+        self.count_loaded(len(longer))
+        return longer
+
     def to_handle(self) -> MatchHandle:
         """Returns a handle for another process of the same engine. The handle of a released match is empty."""
         session = self.session
@@ -100,3 +114,11 @@ class Match(Pins):
             return f"<Match {len(self)} of {self.asked} pages, released>"
         more = f", {self.available_pages - len(self)} more on disk" if self.available_pages > len(self) else ""
         return f"<Match {len(self)} of {self.asked} pages, {int(self.page_sizes.sum()) / 2**20:.1f} MiB{more}>"
+
+
+def rematched(match: Match, keys: Keys) -> Match:
+    """Returns a second match of the first keys of a match, without counting it; see Match.again()."""
+    session = match.session
+    if session is None or not session.usable:
+        return miss(Match, keys, match.asked)
+    return session.rematch(Match, keys, keys.data, match)

@@ -18,21 +18,22 @@ from pagetier.client.group_fleet_lookup import GroupLocation, LocatedHit, reques
 from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup, matched, missed, sample
 from pagetier.client.hints import NO_HINT, Hint, send_hint
 from pagetier.client.keys import Keys, Namespace, require_keys
-from pagetier.client.match import Match, MatchHandle
+from pagetier.client.load_or_compute import LoadOrCompute
+from pagetier.client.match import Match, MatchHandle, rematched
 from pagetier.client.misuse import (
     Misuse,
     MisuseLog,
     first_page,
     reject_keys,
     require_handle,
-    require_match,
     require_namespace,
     seconds_to_wait,
     why_nothing_loaded,
 )
 from pagetier.client.paged_blocks import WHOLE, Blocks, Part, require_named, required_part
 from pagetier.client.pending_reservation import PageSizes, PendingReservation, packed_sizes, reservation_request
-from pagetier.client.prefetch import Prefetch, prefetch_request, prefetch_rest
+from pagetier.client.prefetch import Prefetch, prefetch_request
+from pagetier.client.prompt_reader import PromptReader
 from pagetier.client.reconnect import LinkEvent, log_event
 from pagetier.client.reservation import Reservation
 from pagetier.client.store_result import StoreResult
@@ -94,8 +95,8 @@ class PageClient:
         """Returns the longest cached prefix of the keys, pinned until it is released.
 
         The call sends no message and waits for no other process. It counts as one lookup; a request that matches again
-        calls rematch(). Pinned pages count as tokens from memory, pages after them in the tier where they were found
-        once load() has copied them, and all others as missed.
+        calls Match.again(). Pinned pages count as tokens from memory, pages after them in the tier where they were
+        found once load() has copied them, and all others as missed.
 
         The prefix ends early at a page that this client has pinned 65,535 times already, and where the pins of this
         process reach the quota `arena.process_share`. Without a daemon, a process that was attached still finds the
@@ -123,22 +124,7 @@ class PageClient:
         if session is None or not session.usable:
             self._own_attachment()
             return self._miss(keys)
-        return self._rematch(session, keys, miss(Match, keys, 0))
-
-    def rematch(self, match: Match) -> Match:
-        """Returns a second match of the same keys for the same request, for example after a prefetch.
-
-        It does not count as another lookup. Pages that reached memory since then count in the tier where `match` found
-        them, unless `match` is released. Release both matches. A match that another process handed over has no keys:
-        the result is a miss. Never waits.
-        """
-        require_match(match, "rematch()")
-        keys, session = match.keys, match.session
-        if keys is None or session is None or not session.usable:
-            return miss(Match, keys, match.asked)
-        longer = self._rematch(session, keys, match)
-        match.count_loaded(len(longer))
-        return longer
+        return session.rematch(Match, keys, keys.data, miss(Match, keys, 0))
 
     def match_groups(self, groups: Sequence[GroupKeys], limit: int | None = None) -> GroupMatch:
         """Returns the longest hit on which all layer groups of a model agree, pinned until it is released.
@@ -217,7 +203,7 @@ class PageClient:
         """Requests that the daemon reads pages from disk or the fleet into memory, and returns without waiting.
 
         For an engine's scheduler, if `match.available_pages` exceeds `len(match)`; once the prefetch is ready,
-        rematch() pins the pages. Without a daemon it is ready at once. The call may wait for the daemon's socket to
+        Match.again() pins the pages. Without a daemon it is ready at once. The call may wait for the daemon's socket to
         take the request, at most the client's timeout.
 
         Args:
@@ -274,7 +260,22 @@ class PageClient:
             return self._prefetch(match.missing(), timeout, None)
         return self._prefetch(located.keys, timeout, located.fleet)
 
-    def load(self, match: Match, out: HostBuffers | Blocks, start_page: int = 0, timeout: float | None = None) -> int:
+    def reader(self, rule: LoadOrCompute | None = None) -> PromptReader:
+        """Returns what reads pages from disk and fleet, for engines that do more than load() does.
+
+        Args:
+            rule: Says what is loaded and what is computed; by default everything is loaded.
+        """
+        return PromptReader(self._own_attachment, LoadOrCompute() if rule is None else rule)
+
+    def load(
+        self,
+        match: Match,
+        out: HostBuffers | Blocks,
+        start_page: int = 0,
+        timeout: float | None = None,
+        rule: LoadOrCompute | None = None,
+    ) -> int:
         """Copies pages of a match to host memory.
 
         Pages of the match that are on disk are read into memory while pinned pages are copied, as far as `out` has room
@@ -288,6 +289,8 @@ class PageClient:
             start_page: The first page to copy, counted from the first page of the match.
             timeout: Seconds to wait for pages on disk and in the fleet, from the request on. With 0 the call does not
                 wait, but copies pages that reached memory while others were copied; the fleet is not asked.
+            rule: Leaves out what the engine computes faster, by the times that it has reported; by default everything
+                is loaded.
 
         Returns:
             The number of pages that were copied, counted from `start_page`. A page is a miss, with all pages after it,
@@ -301,28 +304,25 @@ class PageClient:
         start_page = first_page(match, start_page)
         destination = destination_of(match, out, start_page, self.threads)
         unpinned = unpinned_prefix_of(match, destination)
-        seconds = self._seconds(timeout)
-        if unpinned is None or (not unpinned.on_disk and not seconds):
+        deadline, present = Deadline(self._seconds(timeout)), start_page * match.page_tokens
+        read = self.reader(rule).plan(unpinned, present, deadline) if unpinned is not None else None
+        if unpinned is None or read is None:
             return destination.copy(match, 0) or self._nothing_loaded(match, out, start_page)
-        deadline = Deadline(seconds)
-        # 1. The daemon is asked first, so that disk and fleet work while pages in memory are copied.
-        prefetch = prefetch_rest(self._own_attachment(), unpinned, deadline)
         try:
-            prefetch.send(deadline.left)
+            # 1. The daemon is asked first, so that disk and fleet work while pages in memory are copied.
+            read.send()
             # 2. Pinned pages are copied. A page that cannot be copied ends the load: what follows it has no use.
             done = destination.copy(match, 0)
             if done >= len(match) - start_page:
                 point("client.waiting")
-                prefetch.wait(deadline.left)
-            prefetch.leave()
-        except BaseException:  # an exception of a signal handler
-            prefetch.leave()
-            raise
+                read.wait()
+        finally:
+            read.leave()
         if done < len(match) - start_page:
             return done
-        # 3. A prefetch pins nothing, so pages may have been evicted again: what a second match pins is copied.
+        # 3. A read pins nothing, so pages may have been evicted again: what a second match pins is copied.
         point("client.fetched")
-        with self._rematch(unpinned.session, unpinned.all, match) as longer:
+        with rematched(match, unpinned.groups[0].keys) as longer:
             done += destination.copy(longer, done)
         match.count_loaded(start_page + done)
         return done or self._nothing_loaded(match, out, start_page)
@@ -450,9 +450,6 @@ class PageClient:
         if not isinstance(keys, Keys):
             reject_keys(keys, AttributeError())
         return miss(Match, keys, len(keys))
-
-    def _rematch(self, session: Session, keys: Keys, match: Match) -> Match:
-        return session.rematch(Match, keys, keys.data, match)
 
     def _prefetch(self, keys: bytes, timeout: float | None, fleet: FleetPages | None) -> Prefetch:
         attachment = self._own_attachment()

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from typing import Final
 
 from pagetier.client.attachment import Attachment
-from pagetier.client.destinations import UnpinnedPrefix
-from pagetier.client.fleet_lookup import FleetPages, pages_in_fleet, request_location
+from pagetier.client.fleet_lookup import FleetPages
 from pagetier.client.pending_request import PendingRequest
 from pagetier.shm import clock
 from pagetier.shm._core import KEY_BYTES
-from pagetier.shm.clock import Deadline
 from pagetier.shm.protocol import Answer, Fetch, Fetched, FetchOutcome
 
 RESPONSE_S: Final = 0.1
@@ -91,28 +89,3 @@ def prefetch_request(
 
 def _in_memory(outcomes: bytes) -> int:
     return len(outcomes) - len(outcomes.lstrip(_IN_MEMORY))
-
-
-def prefetch_rest(attachment: Attachment, unpinned: UnpinnedPrefix, deadline: Deadline) -> PendingRequest[int]:
-    """Returns a request to read the pages after the pinned ones on disk or in the fleet, not sent yet.
-
-    Waits for an attachment in progress and for the answer of the fleet, at most until the deadline.
-    """
-    attachment.wait_linked(deadline.left)
-    fleet = _locate_rest(attachment, unpinned, deadline)
-    left = deadline.left
-    # The disk gets a little less time than the caller has, so that a response that does not come in time is the
-    # daemon's fault and not the disk's.
-    disk_timeout = left - min(RESPONSE_S, left / 8)
-    pages = unpinned.on_disk if fleet is None else len(unpinned.rest)
-    return prefetch_request(attachment, unpinned.rest[:pages].data, disk_timeout, fleet)
-
-
-def _locate_rest(attachment: Attachment, unpinned: UnpinnedPrefix, deadline: Deadline) -> FleetPages | None:
-    """Returns which pages after those on disk the fleet has, None if it has none or does not answer in time."""
-    rest = unpinned.rest[unpinned.on_disk :]
-    left = deadline.left
-    location = request_location(attachment, rest, left) if rest and left else None
-    if location is None or not location.wait(deadline.left):
-        return None
-    return pages_in_fleet(unpinned.rest, location)

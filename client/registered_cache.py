@@ -6,31 +6,18 @@ from collections.abc import Sequence
 
 from pagetier.client.async_copy.copier import AsyncCopier
 from pagetier.client.async_copy.handles import LoadHandle, StoreHandle
-from pagetier.client.blocking_copies import DeviceCopies, HostCopies, LazyCopier
+from pagetier.client.blocking_copies import DeviceCopies, HostCopies, IncompleteLoadError, LazyCopier
 from pagetier.client.destinations import reachable_pages
 from pagetier.client.hash_inputs import Hashes, Tokens
 from pagetier.client.hints import Hint
 from pagetier.client.keys import Keys, Namespace
+from pagetier.client.load_or_compute import ProcessRule
 from pagetier.client.match import Match
 from pagetier.client.misuse import require_match, require_same, tokens_to_skip
 from pagetier.client.page_client import PageClient
 from pagetier.client.store_result import StoreResult
 from pagetier.kernels.layout.slot_map import Ids, SlotMap, slot_map
 from pagetier.kernels.layout.transfer import PagedCache
-from pagetier.shm.errors import PagetierError
-
-
-class IncompleteLoadError(PagetierError):
-    """Fewer tokens were loaded than were matched.
-
-    Attributes:
-        loaded: The number of tokens in the engine's blocks.
-        matched: The number of tokens of the match.
-    """
-
-    def __init__(self, loaded: int, matched: int) -> None:
-        super().__init__(f"only {loaded} of {matched} matched tokens were loaded")
-        self.loaded, self.matched = loaded, matched
 
 
 class RegisteredCache:
@@ -53,7 +40,7 @@ class RegisteredCache:
 
     def __init__(self, client: PageClient, paged: PagedCache, namespace: Namespace) -> None:
         self.paged, self.namespace = paged, namespace
-        self._client = client
+        self._client, self._rule = client, ProcessRule()
         self._copier = LazyCopier(client, paged)
         self.copies: HostCopies | DeviceCopies = HostCopies(client, paged)
         if paged.cache.device != "cpu":
@@ -136,7 +123,7 @@ class RegisteredCache:
             TypeError: The table is not of integers on the host.
         """
         slots, start_page = self.slots_to_load(match, block_table, skip_tokens)
-        pages = self.copies.load(match, slots, start_page, timeout) if len(slots) else 0
+        pages = self.copies.load(match, slots, start_page, timeout, self._rule.rule) if len(slots) else 0
         loaded = (start_page + pages) * self.page_tokens if pages else skip_tokens
         if strict and loaded < match.tokens:
             raise IncompleteLoadError(loaded, match.tokens)
@@ -248,6 +235,18 @@ class RegisteredCache:
             Whether the hint was sent.
         """
         return self._client.hint(self.keys(tokens, hashes=hashes, extra=extra), hint)
+
+    def computed(self, seconds: float, *prompts: range) -> None:
+        """Reports how long a step has taken, so that load() leaves out what is computed faster than it is loaded.
+
+        load() measures itself what disk and fleet deliver. Before the first report it loads everything. Steps that
+        only generate answers are not reported.
+
+        Args:
+            seconds: The time of the step.
+            prompts: The tokens that the step has computed of each prompt, counted from the begin of the prompt.
+        """
+        self._rule.computed(seconds, prompts)
 
     def copier(self) -> AsyncCopier:
         """Returns the copier of the asynchronous copies, opened by the first call. Raises as open_copier() does."""

@@ -10,13 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.client.async_copy.handles import LoadHandle, StoreHandle
+from pagetier.client.blocking_copies import IncompleteLoadError
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, Group, grain_of
 from pagetier.client.hash_inputs import Hashes, Tokens
 from pagetier.client.keys import Keys
+from pagetier.client.load_or_compute import ProcessRule
 from pagetier.client.misuse import require_same
 from pagetier.client.page_client import PageClient
-from pagetier.client.registered_cache import IncompleteLoadError, RegisteredCache
+from pagetier.client.registered_cache import RegisteredCache
 from pagetier.client.store_result import StoreResult
 from pagetier.kernels.layout.slot_map import Ids, SlotMap
 from pagetier.shm.clock import Deadline
@@ -44,7 +46,7 @@ class RegisteredGroups:
 
     def __init__(self, client: PageClient, caches: Sequence[RegisteredCache], kinds: Sequence[Group]) -> None:
         self.caches, self.kinds = tuple(caches), tuple(kinds)
-        self._client = client
+        self._client, self._rule = client, ProcessRule()
 
     def keys(self, tokens: Tokens | None = None, *, hashes: Sequence[Hashes] | None = None) -> tuple[GroupKeys, ...]:
         """Returns the keys of the full pages of a prompt in each group.
@@ -203,6 +205,10 @@ class RegisteredGroups:
             cache.start_store(keys, slots, after) for cache, (keys, slots) in zip(self.caches, plans, strict=True)
         )
 
+    def computed(self, seconds: float, *prompts: range) -> None:
+        """Reports how long a step has taken; see RegisteredCache.computed()."""
+        self._rule.computed(seconds, prompts)
+
     def close(self, timeout: float) -> bool:
         """Closes the cache of each group, see RegisteredCache.close(), in at most `timeout` seconds altogether."""
         deadline = Deadline(timeout)
@@ -221,26 +227,19 @@ class RegisteredGroups:
     def _read_rest(self, match: GroupMatch, tables: Sequence[_Table], timeout: float | None) -> Iterator[GroupMatch]:
         """Yields the longer hit if its pages on disk or in the fleet, for which there are blocks, came in time."""
         most = min(len(table) // _entries(cache) * cache.page_tokens for cache, table in self._with(tables))
-        limit, seconds = min(most, match.asked), self._client.timeout if timeout is None else timeout
+        limit, deadline = min(most, match.asked), Deadline(self._client.timeout if timeout is None else timeout)
         session = self._client.session
         asks = session is not None and session.asks_fleet
         if limit <= match.tokens or not (asks or match.available_tokens > match.tokens):
             yield match
             return
         with self._client.find_groups(match.groups, limit) as reachable:
-            self._read(reachable, match.tokens, Deadline(seconds))
+            read = self._client.reader(self._rule.rule).read(reachable, match.tokens, deadline)
+        if not read:
+            yield match
+            return
         with self._client.find_groups(match.groups, limit) as longer:
             yield longer if longer.tokens > match.tokens else match
-
-    def _read(self, reachable: GroupMatch, pinned_tokens: int, deadline: Deadline) -> None:
-        """Waits until the deadline for the pages of the longest hit that disk and fleet allow, if it is longer."""
-        seconds = deadline.left
-        location = self._client.locate_groups(reachable, seconds) if seconds else None
-        located = location.longest_hit() if location is not None and location.wait(seconds) else None
-        if located is None and reachable.available_tokens <= pinned_tokens:
-            return
-        left = deadline.left
-        self._client.prefetch_groups(reachable, left, located).wait(left)
 
     def _needed_slots(self, match: GroupMatch, tables: Sequence[_Table]) -> list[SlotMap]:
         """Returns the slots of the pages that the hit needs in each group. Raises ValueError for missing blocks."""

@@ -60,7 +60,7 @@ def test_what_is_found_with_find_is_not_counted(daemon: DiskDaemon, client: Clie
     with client.find(on_disk) as match:
         assert len(match) == 0 and match.available_pages == PAGES
         assert client.load(match, room(), timeout=PATIENCE_S) == PAGES
-    with client.find(on_disk) as match, client.rematch(match) as longer:
+    with client.find(on_disk) as match, match.again() as longer:
         assert len(match) == len(longer) == PAGES and match.keys is on_disk
         assert client.load(match, room(), timeout=0) == PAGES
     with client.find(prompt(1, PAGES)) as match:
@@ -121,11 +121,11 @@ def test_a_match_after_a_prefetch_is_the_same_lookup(daemon: DiskDaemon, client:
     before = counted(daemon)
     with one_lookup(daemon, disk=PAGES), client.match(on_disk) as match:
         assert client.prefetch(on_disk[:6]).wait(PATIENCE_S) == 6
-        with client.rematch(match) as longer:
+        with match.again() as longer:
             assert (len(longer), longer.available_pages) == (6, PAGES)
             assert counted(daemon).since(before) == Counted(1, 0, 6 * TOKENS, 0)
             assert client.load(longer, room()) == PAGES
-            with client.rematch(longer) as whole:
+            with longer.again() as whole:
                 assert len(whole) == PAGES
 
 
@@ -133,7 +133,7 @@ def test_a_rematch_of_a_released_match_counts_nothing_more(daemon: DiskDaemon, c
     with one_lookup(daemon, missed=PAGES):
         match = client.match(on_disk)
         match.release()
-        with client.rematch(match) as longer:
+        with match.again() as longer:
             assert client.load(longer, room()) == PAGES
 
 

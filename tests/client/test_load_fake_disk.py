@@ -19,7 +19,7 @@ from fake_daemon import Peer
 from fake_disk import FakeDiskDaemon
 from keyed_pages import pages_of, prompt, store
 from link_fixtures import never_block
-from pagetier.client import Client
+from pagetier.client import Client, page_client
 from pagetier.client.prefetch import RESPONSE_S
 from pagetier.shm._core import KEY_BYTES, TierFlag
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
@@ -261,7 +261,7 @@ def test_the_second_match_of_a_load_may_find_less(
     daemon: FakeDiskDaemon, client: Client, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = client.match(KEYS[:left])
-    monkeypatch.setattr(client, "_rematch", lambda session, keys, match: found)
+    monkeypatch.setattr(page_client, "rematched", lambda match, keys: found)
     assert loaded(daemon, client, daemon.fulfil) == 3
 
 

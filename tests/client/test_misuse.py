@@ -130,7 +130,6 @@ def test_other_calls_say_what_they_take(client: Client, keys: Keys) -> None:
         groups=[CacheGroup(kv_caches=[torch.zeros(2, 8, 16, 2, 8)], layout="vllm", kind=FullAttention(16))], model="m"
     )
     calls: list[tuple[Callable[[], object], str]] = [
-        (lambda: client.rematch(None), "takes the Match that match"),  # type: ignore[arg-type]
         (lambda: client.adopt(None), "takes the MatchHandle"),  # type: ignore[arg-type]
         (lambda: groups.load(None, [[0]]), "takes the GroupMatch"),  # type: ignore[arg-type]
         (lambda: client.reserve(keys, "1"), "size of a page must be an integer, not str"),  # type: ignore[arg-type]

@@ -10,7 +10,6 @@ from pagetier.client.client import Client
 from pagetier.client.engines.llama_cpp.context import State
 from pagetier.client.engines.llama_cpp.paged_state import PagedState
 from pagetier.client.engines.llama_cpp.sequence_tokens import SequenceTokens
-from pagetier.client.group_fleet_lookup import LocatedHit
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.match import Match
 from pagetier.shm.clock import Deadline
@@ -54,27 +53,14 @@ class PageLoads:
 
     def _find(self, tokens: SequenceTokens, limit: int, timeout: float) -> GroupMatch:
         """Returns the longest hit, after what other tiers have of it was read into memory."""
-        deadline = Deadline(timeout)
         first = self._client.find_groups(tokens.groups, limit)
         self._client.sample_lookup(first)
-        located = self._locate(first, limit, deadline)
-        longest = located.tokens if located is not None else first.available_tokens
         found = first
-        if longest > first.tokens:
+        if self._client.reader().read(first, 0, Deadline(timeout)):
             with first:
-                self._client.prefetch_groups(first, deadline.left, located).wait(deadline.left)
                 found = self._client.find_groups(tokens.groups, limit)
         self._count(first, found)
         return found
-
-    def _locate(self, found: GroupMatch, limit: int, deadline: Deadline) -> LocatedHit | None:
-        """Returns the longest hit that pages of the fleet allow; None if they make it no longer."""
-        session = self._client.session
-        if session is None or not session.asks_fleet or found.available_tokens >= limit:
-            return None
-        location = self._client.locate_groups(found, deadline.left)
-        hit = location.longest_hit() if location.wait(deadline.left) else None
-        return hit if hit is not None and hit.tokens > found.available_tokens else None
 
     def _count(self, first: GroupMatch, found: GroupMatch) -> None:
         from_memory = min(first.tokens, found.tokens)

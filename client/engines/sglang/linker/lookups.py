@@ -213,7 +213,7 @@ class Lookups:
             return self._client.match_groups(self._group_keys(hashes, pools))
         hit = before.hits[0] if alone and before.hits and before.hashes == hashes else None
         if hit is not None and hit.matches[0].asked * KEY_BYTES == len(hashes) and self._is_mapped(hit):
-            return self._client.rematch(hit.matches[0])
+            return hit.matches[0].again()
         return self._client.find_groups(self._group_keys(hashes, pools))
 
     def _reading_lease(self, hashes: bytes, match: GroupMatch, before: _Lease | None) -> _Lease:

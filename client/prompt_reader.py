@@ -1,0 +1,199 @@
+"""Reads what memory lacks of a prompt from disk and from the fleet, as far as that is faster than computing it.
+
+All that load a prompt do the same: match, ask the fleet, read from disk and fleet, wait, and match again, since a read
+pins nothing. PromptReader has the steps in the middle for engines that wait, and those that do not wait for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from pagetier.client.attachment import Attachment
+from pagetier.client.group_fleet_lookup import GroupLocation, LocatedHit, request_group_location
+from pagetier.client.group_match import GroupMatch
+from pagetier.client.load_or_compute import Decision, LoadOrCompute, LowerTier, SentRead
+from pagetier.client.pending_request import PendingRequest
+from pagetier.client.prefetch import RESPONSE_S, prefetch_request
+from pagetier.shm import clock
+from pagetier.shm._core import KEY_BYTES
+from pagetier.shm.clock import Deadline
+
+_READ: Final = (Decision.LOAD, Decision.PROBE)
+
+
+class TierRead:
+    """Pages of one prompt that are read from disk and fleet, not sent yet. Made by PromptReader.plan().
+
+    An exception of a signal handler may come between any two steps: the caller then calls leave().
+
+    Attributes:
+        tokens: The length of the prefix once all of these pages are in memory.
+    """
+
+    def __init__(
+        self, tokens: int, pending: PendingRequest[int], begun: Callable[[], None], deadline: Deadline, longest: float
+    ) -> None:
+        self.tokens = tokens
+        self._pending, self._begun, self._deadline, self._longest = pending, begun, deadline, longest
+
+    def send(self) -> None:
+        """Sends the request, and does not wait for the pages."""
+        self._begun()
+        self._pending.send(self._deadline.left)
+
+    def wait(self) -> None:
+        """Waits for the pages until the deadline, and not much longer than computing them takes."""
+        self._pending.wait(min(self._deadline.left, self._longest))
+
+    def leave(self) -> None:
+        """Ends the wait. The pages may still come."""
+        self._pending.leave()
+
+    def start(self) -> None:
+        """Sends the request without waiting for the pages, for a later match."""
+        try:
+            self.send()
+        finally:
+            self.leave()
+
+    def finish(self) -> None:
+        """Sends the request and waits for the pages."""
+        try:
+            self.send()
+            self.wait()
+        finally:
+            self.leave()
+
+
+class PromptReader:
+    """Reads pages that a match has not pinned. Made by Client.reader(). Thread-safe.
+
+    Args:
+        attachment: Returns the attachment of this process.
+        rule: Says what is read, and learns how long reads take.
+
+    Attributes:
+        rule: The rule.
+    """
+
+    def __init__(self, attachment: Callable[[], Attachment], rule: LoadOrCompute) -> None:
+        self.rule = rule
+        self._attachment = attachment
+
+    def read(self, found: GroupMatch, present: int, deadline: Deadline) -> bool:
+        """Reads what is worth it, and waits for it; see plan().
+
+        Args:
+            found: The first match.
+            present: See plan().
+            deadline: See plan().
+
+        Returns:
+            Whether a second match may find more.
+        """
+        read = self.plan(found, present, deadline)
+        if read is not None:
+            read.finish()
+        return read is not None
+
+    def plan(self, found: GroupMatch, present: int, deadline: Deadline, least: int = 1) -> TierRead | None:
+        """Returns a read of what disk and fleet have after a match, as far as loading is faster than computing.
+
+        Waits for an attachment in progress and for the answer of the fleet. Pages that are slower to load may be read
+        nevertheless, without anybody who waits, to measure their tier.
+
+        Args:
+            found: A match; it is pinned until the read was sent.
+            present: The tokens that the engine has itself.
+            deadline: The end of all waiting. The fleet is not asked without time left.
+            least: The least number of tokens by which the fleet must make the prefix longer.
+
+        Returns:
+            The read; None if nothing is worth it.
+        """
+        on_disk, attachment = range(max(present, found.tokens), found.available_tokens), self._attachment()
+        session = attachment.session
+        if session is None or not (on_disk or (session.asks_fleet and deadline.left)):
+            return None
+        attachment.wait_linked(deadline.left)
+        disk = self.rule.decide(LowerTier.DISK, on_disk, clock.now()) if on_disk else Decision.LOAD
+        if disk is not Decision.LOAD:  # what the fleet has comes after these pages
+            if disk is Decision.PROBE:
+                self._read(found, None, on_disk, deadline).start()
+            return None
+        hit, fleet = self._ask(found, present, deadline, least)
+        if hit is not None and fleet in _READ:
+            needed = range(max(present, found.available_tokens), hit.tokens)
+            read = self._read(found, hit, needed, deadline)
+            if fleet is Decision.LOAD:
+                return read
+            read.start()
+        return self._read(found, None, on_disk, deadline) if on_disk else None
+
+    def choose(self, location: GroupLocation, least: int, timeout: float) -> tuple[LocatedHit | None, Decision]:
+        """Returns the longest hit that the fleet can bring in time, and what becomes of it.
+
+        Args:
+            location: The answer of the fleet.
+            least: The least number of tokens by which the fleet must make the prefix longer.
+            timeout: Seconds that the fleet has.
+
+        Returns:
+            The hit, None if there is none; and the decision. A hit that cannot come in time is not loaded.
+        """
+        begins = location.match.available_tokens
+        hit = _long_enough(location.longest_hit(), begins + least)
+        if hit is None:
+            return None, Decision.COMPUTE
+        part = self.rule.part_in_time(LowerTier.FLEET, hit.tokens - begins, timeout)
+        in_time = hit if part == 1 else _long_enough(location.longest_hit(part * hit.fleet_bytes), begins + least)
+        if in_time is None:
+            return hit, self.rule.probe(LowerTier.FLEET, clock.now())
+        return in_time, self.rule.decide(LowerTier.FLEET, range(begins, in_time.tokens), clock.now())
+
+    def _ask(
+        self, found: GroupMatch, present: int, deadline: Deadline, least: int
+    ) -> tuple[LocatedHit | None, Decision]:
+        """Asks the fleet, and returns what choose() does."""
+        needed, left = range(max(present, found.available_tokens), found.asked), deadline.left
+        if len(needed) < least or not left or not self.rule.asks(LowerTier.FLEET, needed, clock.now()):
+            return None, Decision.COMPUTE
+        location = request_group_location(self._attachment(), found, left)
+        if not location.wait(min(deadline.left, self.rule.longest_wait(LowerTier.FLEET, needed))):
+            return None, Decision.COMPUTE
+        return self.choose(location, least, deadline.left)
+
+    def _read(self, found: GroupMatch, hit: LocatedHit | None, needed: range, deadline: Deadline) -> TierRead:
+        """Returns a read of the pages that memory lacks.
+
+        Args:
+            found: The match.
+            hit: The hit, with pages of the fleet; None for the one that memory and disk allow.
+            needed: The tokens that the engine would compute otherwise.
+            deadline: The end of the wait.
+        """
+        tier, begins = (LowerTier.FLEET, found.available_tokens) if hit else (LowerTier.DISK, found.tokens)
+        tokens, keys = (hit.tokens, hit.keys) if hit else (found.available_tokens, found.missing())
+        # The disk gets a little less time than the caller has, so that a response that does not come in time is the
+        # daemon's fault and not the disk's.
+        left = deadline.left
+        timeout = left - min(RESPONSE_S, left / 8)
+        pending = prefetch_request(self._attachment(), keys, timeout, hit.fleet if hit else None)
+        sent = SentRead(tier, tokens - begins, 0, 0.0, timeout)
+        begun = _measured(self.rule, pending, sent, len(keys) // KEY_BYTES)
+        return TierRead(tokens, pending, begun, deadline, self.rule.longest_wait(tier, needed))
+
+
+def _measured(rule: LoadOrCompute, pending: PendingRequest[int], read: SentRead, pages: int) -> Callable[[], None]:
+    """Returns what to call when a read is sent, so that the rule learns how long it takes."""
+
+    def begun() -> None:
+        sent = rule.sent(read.tier, read.tokens, read.timeout, clock.now())
+        pending.call = lambda: rule.ended(sent, pending.wait(0.0) / pages, clock.now())
+
+    return begun
+
+
+def _long_enough(hit: LocatedHit | None, tokens: int) -> LocatedHit | None:
+    return hit if hit is not None and hit.tokens >= tokens else None
