@@ -53,17 +53,17 @@ def _folder_warnings(folder: Path) -> Iterator[str]:
 
 def _why_refused(folder: Path) -> str:
     """Returns why a worker would refuse an existing folder, in its words; or ""."""
-    from pagetier.tiers.disk.file_system import _check_user
+    from pagetier.tiers.disk.file_system import check_user
     from pagetier.tiers.disk.recovery import read_state
-    from pagetier.tiers.disk.store_folder import _environments_there
+    from pagetier.tiers.disk.store_folder import environments_there
 
     with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
         try:
-            _check_user(folder, (folder.lstat(), folder.stat()))
+            check_user(folder, (folder.lstat(), folder.stat()))
             if _is_locked(folder):
                 return f"{folder} is in use by another daemon: stop it, or set another disk.path"
             if read_state(folder) is None:
-                _environments_there(folder)
+                environments_there(folder)
         except TierError as error:
             return str(error)
     return ""

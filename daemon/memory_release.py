@@ -12,8 +12,9 @@ from typing import Final
 
 from pagetier.daemon.config.fields import fields
 from pagetier.daemon.config.loader import FILE_VARIABLE, ConfigError, NoTextFileError, load, text_of
+from pagetier.shm._core import ShmError
 from pagetier.shm.log_format import event
-from pagetier.shm.removal import release_memory
+from pagetier.shm.removal import MemoryRelease, release_memory
 from pagetier.shm.segment_files import KINDS, owner_of
 
 log = logging.getLogger("pagetierd")
@@ -22,14 +23,21 @@ _NAME: Final = re.compile(r"""\s*name\s*=\s*["']([A-Za-z0-9._-]{1,100})["']""")
 
 
 def release_as_owner(name: str) -> None:
-    """Releases what an earlier daemon left under a name, as the user that owns it. Raises ShmError, OSError.
+    """Releases what an earlier daemon left under a name, as the user that owns it.
 
     Root becomes that user for good, so that another user's memory is never parsed with root's rights.
+
+    Raises:
+        ShmError: A daemon uses the memory, or it cannot be released.
+        OSError: It cannot be opened.
     """
     owner = next((uid for kind in KINDS if (uid := owner_of(name, kind)) is not None), None)
     if os.geteuid() == 0 and owner not in (0, None):
         _become(owner)
-    log.info("%s: %s", name, release_memory(name).value, extra=event("memory_released"))
+    outcome = release_memory(name)
+    if outcome is MemoryRelease.IN_USE:
+        raise ShmError(f"{name}: {outcome.value}")
+    log.info("%s: %s", name, outcome.value, extra=event("memory_released"))
 
 
 def name_meant(path: Path | None, env: Mapping[str, str], flags: Mapping[str, str | None]) -> str:

@@ -87,13 +87,13 @@ def own(folder: Path) -> int:
 def _open_owner(folder: Path) -> int:
     inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _check_user(folder, (folder.lstat(), os.fstat(inside)))
+        check_user(folder, (folder.lstat(), os.fstat(inside)))
         return os.open(OWNER, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=inside)
     finally:
         os.close(inside)
 
 
-def _check_user(folder: Path, found: Sequence[os.stat_result]) -> None:
+def check_user(folder: Path, found: Sequence[os.stat_result]) -> None:
     """Checks that no other user could serve pages from the folder, or redirect files by links in it.
 
     Args:

@@ -89,7 +89,7 @@ def _read_valid_state(options: Options) -> tuple[State | None, str]:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         return None, f"its state file cannot be decoded ({error})"
     if state is None:
-        return None, "its state file is missing" if _environments_there(options.folder) else ""
+        return None, "its state file is missing" if environments_there(options.folder) else ""
     known = state.format if state.format in READABLE else FORMAT
     wanted: dict[str, object] = {"format": known, "store": options.kind.STORE}
     wanted |= {"frame_bytes": options.frame_bytes, "environments": options.environments}
@@ -98,7 +98,8 @@ def _read_valid_state(options: Options) -> tuple[State | None, str]:
     return state, ", ".join(words).replace("_", " ")
 
 
-def _environments_there(folder: Path) -> bool:
+def environments_there(folder: Path) -> bool:
+    """Returns whether a folder has environments. Raises TierError if it contains files that no tier has written."""
     there = {path.name for path in file_system.numbered_folders(folder)}
     foreign = sorted({path.name for path in folder.iterdir()} - there - _OURS)
     if foreign:

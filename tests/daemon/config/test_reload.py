@@ -215,7 +215,7 @@ def test_memory_is_released_and_engines_follow(tmp_path: Path) -> None:
     with RunningDaemon() as daemon, daemon.client() as client:
         fill(daemon)
         lives = pagetierd("--name", daemon.name, "--release-memory")
-        assert (lives.code, "not released, since a daemon uses it: stop the daemon first" in lives.text) == (0, True)
+        assert (lives.code, "not released, since a daemon uses it: stop the daemon first" in lives.text) == (4, True)
         daemon.kill()
         assert still_serves(client)
         given = pagetierd("--name", daemon.name, "--release-memory")
