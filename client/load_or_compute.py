@@ -5,11 +5,13 @@ times are linear in a few quantities whose factors are learned, so that a decisi
 
 - *Computing* the tokens from `begins` to `ends` takes `a * tokens + b * attended`, where each token attends to all
   before it. Each step also takes a time of its own, which does not count: a request that loads needs a step too.
+  Steps that compute no prompt say how long it is, since short steps of one length do not.
 - *Loading* them takes `latency + (tokens + queued) / rate`, where `queued` are the tokens that this engine awaits from
   the tier already. Reads of other engines show in the measured latency and rate.
 
 Nobody knows of a tier that is not read whether it is still slow. So one read in a while is a probe: no request waits
-for it, and if it is fast, loading begins again.
+for it, and if it is fast, loading begins again. And an engine that loads computes only the ends of prompts. So one
+prefix in a while is computed although that seems a little slower, until steps of some length were measured.
 """
 
 from __future__ import annotations
@@ -24,9 +26,12 @@ from typing import Final
 
 import msgspec
 
-from pagetier.client.measured_time import MeasuredTime
+from pagetier.client.measured_time import MeasuredTime, TimeByKind
 
-_STEPS: Final = 64  # that say how fast the engine is, which changes little
+_STEPS: Final = 16  # of each kind that say how fast the engine is, which changes little
+_LONG: Final = 256  # tokens of a step, from which on the time of longer ones follows
+_PART: Final = 4  # of a prefix is as good, if that is shorter
+_DEAREST: Final = 4.0  # times what loading takes, for a prefix that is computed to measure computing
 _READS: Final = 5  # that say how fast a tier is
 _PROBE_S: Final = 2.0  # the least time between two probes
 _PROBE_READS: Final = 100  # and the reads for each of them
@@ -82,6 +87,8 @@ class Decision(Enum):
     """The request computes it, and it is read without a request that waits, to measure the tier."""
     NEVER = 4
     """The request computes it, because a setting says so."""
+    TRY = 5
+    """The request computes it, to measure what computing takes."""
 
 
 class SentRead(msgspec.Struct, eq=False):
@@ -113,20 +120,22 @@ class LoadOrCompute:
 
     def __init__(self, modes: Mapping[LowerTier, LoadMode] = MappingProxyType({})) -> None:
         self._modes = {tier: modes.get(tier, LoadMode.MEASURED) for tier in LowerTier}
-        self._computing = MeasuredTime(3, _STEPS)
+        self._computing = TimeByKind(3, _STEPS)
+        self._tried_at = -math.inf
         self._tiers = {tier: _TierSpeed() for tier in LowerTier}
         self._lock = threading.Lock()
 
     def computed(self, tokens: int, attended: float, seconds: float) -> None:
-        """Records a step that has computed prompts.
+        """Records a step of the engine.
 
         Args:
-            tokens: The tokens of prompts that it has computed.
+            tokens: The tokens of prompts that it has computed. A step without them, which computed only answers, says
+                what the others take of their own; one after each step with them is enough.
             attended: The sum over these tokens of the tokens before each of them; see attended().
             seconds: The time that the step took.
         """
         with self._lock:
-            self._computing.learn((1.0, tokens, attended), seconds)
+            self._computing.learn(tokens.bit_length(), (1.0, tokens, attended), seconds)
 
     def decide(self, tier: LowerTier, needed: range, now: float, awaited: int = 0) -> Decision:
         """Decides what becomes of a part of a prompt that a tier has.
@@ -138,14 +147,16 @@ class LoadOrCompute:
             awaited: The number of them that the engine awaits from the tier already, for another request.
 
         Returns:
-            The decision. The caller follows it, since a probe is due seldom.
+            The decision. The caller follows it, since a probe or a try is due seldom.
         """
         if (mode := self._modes[tier]) is not LoadMode.MEASURED:
             return Decision.LOAD if mode is LoadMode.ALWAYS else Decision.NEVER
         with self._lock:
             speed = self._tiers[tier]
-            if speed.expected(len(needed) - awaited, now) <= self._saved(needed):
-                return Decision.LOAD
+            loading, computing = speed.expected(len(needed) - awaited, now), self._saved(needed)
+            if loading <= computing:
+                tries = not awaited and computing <= _DEAREST * loading and self._take_try(needed, now)
+                return Decision.TRY if tries else Decision.LOAD
             return Decision.PROBE if speed.take_probe(now) else Decision.COMPUTE
 
     def asks(self, tier: LowerTier, needed: range, now: float) -> bool:
@@ -202,6 +213,14 @@ class LoadOrCompute:
         """
         with self._lock:
             self._tiers[read.tier].end(read, part, now)
+
+    def _take_try(self, needed: range, now: float) -> bool:
+        """Returns whether a prefix is computed because the time of that is only known from far shorter steps."""
+        long = min(_LONG, len(needed) // _PART)
+        if self._computing.weight(long.bit_length()) >= 1 or now < self._tried_at + _PROBE_S:
+            return False
+        self._tried_at = now
+        return True
 
     def _saved(self, needed: range) -> float:
         """Returns the seconds that computing these tokens takes; infinite before any were computed."""

@@ -167,7 +167,7 @@ class FleetReads:
         begins = location.match.available_tokens
         if hit is not None and decision in (Decision.COMPUTE, Decision.PROBE):
             read.slower_tokens = hit.tokens - begins
-        if hit is None or decision in (Decision.COMPUTE, Decision.NEVER):
+        if hit is None or decision not in (Decision.LOAD, Decision.PROBE):
             read.end()
             return
         timeout = max(self.limits.timeout, _LEAST_S)

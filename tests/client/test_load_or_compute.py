@@ -259,7 +259,7 @@ class Play:
             loading = self._world.reading(tokens + queued) * self._noise()
             decision = self._rule.decide(LowerTier.DISK, range(tokens), self._now)
             waits = 0.0
-            if decision is not Decision.COMPUTE:
+            if decision in (Decision.LOAD, Decision.PROBE):
                 read = self._rule.sent(LowerTier.DISK, tokens, TIMEOUT_S, self._now)
                 open_reads.append((self._now + loading, read))
                 queued += tokens

@@ -106,6 +106,7 @@ class RequestState:
         prefetch: The read from disk for which it waits, or has waited.
         disk_wait_ends: The time until which it waits for the disk, by the clock.
         slower_on_disk: Its tokens on disk that are not loaded, because computing them is faster.
+        is_try: Whether it computes its tokens on disk to measure computing.
         fleet: The question to the fleet for its pages, and the read of them.
         fleet_wait_begins: The time from which on it waits for the fleet; 0 before it waits.
         wakes_at: The time until which it waits whatever vLLM asks, by the clock; a read that ends sets it to 0.
@@ -140,7 +141,7 @@ class RequestState:
         self.prefetch: PendingPrefetch | None = None
         self.fleet: FleetRead | None = None
         self.disk_wait_ends = self.fleet_wait_begins = self.wakes_at = 0.0
-        self.slower_on_disk = 0
+        self.slower_on_disk, self.is_try = 0, False
         self.asks_fleet_again = True
         self.from_memory = self.on_host = -1
         self.loading = False

@@ -1,4 +1,4 @@
-"""Measures how long vLLM's steps take that compute prompts, for the rule that loads or computes."""
+"""Measures how long vLLM's steps take, for the rule that loads or computes."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ class StepTimes:
     vLLM may schedule a step before the output of the one before, so a step begins when the one before it has ended. A
     step without tokens may report nothing. While there is one, it is not known which step a report is of.
 
+    Of the steps that compute only answers, the rule learns the first after each one that computes a prompt.
+
     Args:
         rule: Learns the times.
     """
@@ -35,6 +37,7 @@ class StepTimes:
         self._rule = rule
         self._steps: deque[_Step] = deque()
         self._ended_at = -math.inf
+        self._learns_answers = False
 
     def begin(self, output: Any, tracked: Mapping[str, RequestState], now: float) -> None:
         """Records that a step begins.
@@ -58,7 +61,8 @@ class StepTimes:
         if not self._steps:
             return
         step = self._steps.popleft()
-        if step.tokens:
+        if step.tokens or self._learns_answers:
+            self._learns_answers = step.tokens > 0
             self._rule.computed(step.tokens, step.attended, now - max(step.begun, self._ended_at))
         self._ended_at = now
 

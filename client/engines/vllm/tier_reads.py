@@ -72,6 +72,7 @@ class TierReads:
         """
         reads_disk = disk and match.available_tokens > match.tokens
         decision = self._decide_disk(match, match.tokens, clock.now()) if reads_disk else Decision.LOAD
+        tracked.is_try = decision is Decision.TRY
         if reads_disk and decision in (Decision.LOAD, Decision.PROBE):
             tracked.early = self._read_disk(match)
         asks = fleet and decision is Decision.LOAD and self._ask_fleet(tracked, match, 0)
@@ -123,7 +124,7 @@ class TierReads:
         waits, begins = False, max(match.tokens, known_tokens)
         # Pages that no request waits for are found in memory by the next one.
         if tracked.prefetch is None and match.available_tokens > begins:
-            decision = self._decide_disk(match, begins, now)
+            decision = Decision.TRY if tracked.is_try else self._decide_disk(match, begins, now)
             if decision is Decision.LOAD:
                 waits = self._wait_for_disk(tracked, match, range(begins, match.available_tokens), now)
             else:
@@ -140,7 +141,7 @@ class TierReads:
 
     def _leave_out(self, tracked: RequestState, match: GroupMatch, decision: Decision, tokens: int) -> None:
         """Lets a request compute pages on disk. Reads them nevertheless if that is a probe."""
-        if decision is not Decision.NEVER:
+        if decision in (Decision.COMPUTE, Decision.PROBE):
             tracked.slower_on_disk = tokens
         if decision is Decision.PROBE:
             self._read_disk(match)

@@ -193,6 +193,7 @@ def tracked_of(**fields: Any) -> Any:
         "early": None,
         "fleet_wait_begins": 0.0,
         "disk_wait_ends": 0.0,
+        "is_try": False,
         "wake": lambda: None,
     }
     said = SimpleNamespace(prefetch=True)
@@ -240,6 +241,20 @@ def test_pages_on_disk_are_computed_while_that_is_faster(
     waits = [reads.begin(tracked_of(), match_of(at, 4 * _PAGE_TOKENS), 0, standing_clock.now) for at in (2, 3)]
     assert waits == [setting == "disk=always"] * 2
     assert thread.disk_s == reads_s
+
+
+def test_a_request_that_measures_computing_reads_nothing_when_it_is_due_either(standing_clock: VirtualClock) -> None:
+    thread = _Thread(works=False)
+    reads = TierReads(SimpleNamespace(session=None), thread, ReadLimits(2.0))  # type: ignore[arg-type]
+    reads.rule.computed(1, 0, 0.1)
+    assert reads.begin(tracked_of(), match_of(1, 4 * _PAGE_TOKENS), 0, standing_clock.now)
+    standing_clock.passes(25.0 * _PAGE_TOKENS / 128)
+    thread.end_reads()
+    tracked = tracked_of(slower_on_disk=0)
+    reads.begin_early(tracked, match_of(2, 4 * _PAGE_TOKENS), disk=True, fleet=False)
+    assert tracked.is_try and not reads.begin(tracked, match_of(2, 4 * _PAGE_TOKENS), 0, standing_clock.now)
+    assert len(thread.disk_s) == 1 and not tracked.slower_on_disk
+    assert reads.begin(tracked_of(), match_of(3, 4 * _PAGE_TOKENS), 0, standing_clock.now), "once is enough"
 
 
 def test_requests_with_the_same_pages_on_disk_wait_for_one_read(standing_clock: VirtualClock) -> None:

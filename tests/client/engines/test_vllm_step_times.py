@@ -53,12 +53,19 @@ def test_a_step_counts_the_tokens_of_prompts_and_those_before_them(times: StepTi
     assert rule.steps == [(8, 10 + 11 + 12 + 13 + 96 + 97 + 98 + 99, 0.5)]
 
 
-def test_answers_do_not_count(times: StepTimes, rule: Measured) -> None:
-    times.begin(step({}, {"a": (100, 1), "b": (110, 1)}), TRACKED, 1.0)
-    times.end(1.5)
-    times.begin(step({}, {"a": (101, 5)}), TRACKED, 2.0)  # with tokens of a draft model
-    times.end(2.5)
-    assert not rule.steps
+def test_of_the_steps_without_prompts_the_first_after_each_prompt_counts(times: StepTimes, rule: Measured) -> None:
+    steps = [
+        step({}, {"b": (110, 1)}),
+        step({"a": (96, 4)}),
+        step({}, {"a": (100, 1), "b": (111, 1)}),
+        step({}, {"a": (101, 1), "b": (112, 1)}),
+        step({"a": (40, 60)}),
+        step({}, {"a": (101, 5)}),  # with tokens of a draft model
+    ]
+    for at, one in enumerate(steps):
+        times.begin(one, TRACKED, float(at))
+        times.end(at + 0.5 + at / 10)
+    assert [(tokens, seconds) for tokens, _, seconds in rule.steps] == [(4, 0.6), (0, 0.7), (60, 0.9), (0, 1.0)]
 
 
 def test_a_step_that_was_scheduled_ahead_begins_when_the_one_before_it_ends(times: StepTimes, rule: Measured) -> None:
