@@ -12,9 +12,10 @@ from typing import Final
 from pagetier.client.attachment import Attachment
 from pagetier.client.group_fleet_lookup import GroupLocation, LocatedHit, request_group_location
 from pagetier.client.group_match import GroupMatch
-from pagetier.client.load_or_compute import Decision, LoadOrCompute, LowerTier, SentRead
+from pagetier.client.load_or_compute import Decision, LoadOrCompute
 from pagetier.client.pending_request import PendingRequest
 from pagetier.client.prefetch import RESPONSE_S, prefetch_request
+from pagetier.client.tier_speed import LowerTier, SentRead
 from pagetier.shm import clock
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.clock import Deadline

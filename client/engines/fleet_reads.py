@@ -15,8 +15,9 @@ from pagetier.client.client import Client
 from pagetier.client.engines.prefetch_thread import PrefetchThread, ReadEnd, part_of
 from pagetier.client.group_fleet_lookup import GroupLocation, LocatedHit
 from pagetier.client.group_match import GroupMatch
-from pagetier.client.load_or_compute import Decision, LoadOrCompute, LowerTier
+from pagetier.client.load_or_compute import Decision, LoadOrCompute
 from pagetier.client.prefetch import Prefetch
+from pagetier.client.tier_speed import LowerTier
 from pagetier.shm import clock
 
 _LATE_S: Final = 0.1  # by which a daemon that works is late at most

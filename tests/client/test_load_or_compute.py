@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from pagetier.client.load_or_compute import Decision, LoadOrCompute, LowerTier, attended, load_modes
+from pagetier.client.load_or_compute import Decision, LoadOrCompute, attended, load_modes
+from pagetier.client.tier_speed import LowerTier
 from seeded_random import chance
 
 TIMEOUT_S = 1000.0

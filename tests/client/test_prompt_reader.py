@@ -12,7 +12,8 @@ import pytest
 from fake_disk import FakeDiskDaemon
 from keyed_pages import pages_of, prompt, store
 from pagetier.client import Client
-from pagetier.client.load_or_compute import LoadMode, LoadOrCompute, LowerTier
+from pagetier.client.load_or_compute import LoadMode, LoadOrCompute
+from pagetier.client.tier_speed import LowerTier
 from pagetier.shm import clock
 
 PAGE = 5000

@@ -14,7 +14,7 @@ from harnessed_hosts import LONG_S, Fleet, FleetEngine, two_hosts
 from harnessed_models import ALONE, LONGER, MODELS
 from harnessed_scheduler import BLOCK
 from network_hosts import stopped
-from pagetier.client import load_or_compute
+from pagetier.client import tier_speed
 from pagetier.client.engines.fleet_reads import FleetLimits
 from pagetier.shm import clock
 from pagetier.shm._core import KEY_BYTES
@@ -225,8 +225,8 @@ def test_a_store_that_was_too_slow_is_measured_again_while_no_request_waits(
     assert eventually(lambda: slow.second.report.read == 40, LONG_S)
     slow.delay(3.0, "delay-get")  # so that no page comes while the requests are asked about
     for name, probe_s in (("never", 1000.0), ("again", 0.0)):
-        monkeypatch.setattr(load_or_compute, "_PROBE_S", probe_s)
-        monkeypatch.setattr(load_or_compute, "_PROBE_LATEST_S", probe_s)
+        monkeypatch.setattr(tier_speed, "_PROBE_S", probe_s)
+        monkeypatch.setattr(tier_speed, "_PROBE_LATEST_S", probe_s)
         engine.half.reads.fleet.limits = FleetLimits(2 * KEY_BYTES / slow.second.report.rate, 20 * BLOCK, LONG_S)
         one = engine.arrive(name, own(1))
         read = engine.half._tracked[name].fleet

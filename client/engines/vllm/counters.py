@@ -10,7 +10,7 @@ import msgspec
 from pagetier.client.client import Client
 from pagetier.client.engines.vllm.request_state import LoadedTokens, RequestState
 from pagetier.client.group_match import GroupMatch
-from pagetier.client.load_or_compute import LowerTier
+from pagetier.client.tier_speed import LowerTier
 
 HELP: Final = {
     "memory_tokens": "Prompt tokens loaded from pagetier's memory.",

@@ -12,7 +12,8 @@ from pagetier.client.engines.fleet_reads import FleetLimits, FleetReads
 from pagetier.client.engines.prefetch_thread import PendingPrefetch, PrefetchThread, ReadEnd
 from pagetier.client.engines.vllm.request_state import RequestState
 from pagetier.client.group_match import GroupMatch
-from pagetier.client.load_or_compute import Decision, LoadMode, LoadOrCompute, LowerTier
+from pagetier.client.load_or_compute import Decision, LoadMode, LoadOrCompute
+from pagetier.client.tier_speed import LowerTier
 from pagetier.shm import clock
 
 _DISK_S: Final = 1.0  # the least timeout of a prefetch, whether the request waits for it or not

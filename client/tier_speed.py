@@ -1,0 +1,106 @@
+"""Learns how fast a tier delivers pages, and when it is read only to find that out."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from pagetier.client.measured_time import MeasuredTime
+
+_READS: Final = 5  # that say how fast a tier is
+_PROBE_S: Final = 2.0  # the least time between two probes
+_PROBE_READS: Final = 100  # and the reads for each of them
+_PROBE_LATEST_S: Final = 4.0  # and the time after which a probe is due, however few requests there are
+_NO_ANSWER: Final = 0.8  # of its timeout: a read that failed by then was refused, and says nothing about the speed
+_LEAST_PART: Final = 0.1  # of a read that the timeout ended
+
+
+class LowerTier(StrEnum):
+    """A tier below memory."""
+
+    DISK = "disk"
+    FLEET = "remote"
+
+
+class SentRead(msgspec.Struct, eq=False):
+    """A read of a tier that has not ended.
+
+    Attributes:
+        tier: The tier.
+        tokens: The tokens that it brings.
+        queued: Those that the engine awaited from the tier before.
+        sent_at: When it was sent, by the clock.
+        timeout: The seconds that the tier has for it.
+    """
+
+    tier: LowerTier
+    tokens: int
+    queued: int
+    sent_at: float
+    timeout: float
+
+
+class TierSpeed:
+    """What a tier delivers, by the reads that have ended and those that have not."""
+
+    def __init__(self) -> None:
+        self._time = MeasuredTime(2, _READS)
+        self._sent: list[SentRead] = []  # in the order in which they were sent
+        self._judged_until = -math.inf  # when the latest read was sent that has ended
+        self._read_at = -math.inf
+        self._reads_since = 0
+
+    @property
+    def _queued(self) -> int:
+        return sum(read.tokens for read in self._sent)
+
+    def expected(self, tokens: int, now: float) -> float:
+        """Returns the seconds that a read of so many tokens takes; 0 if the tier was never read.
+
+        A read in progress counts for the time that it has taken so far, unless a later one has ended before it.
+        """
+        learned = self._time.seconds((1.0, tokens + self._queued)) if self._time.known else 0.0
+        late = next((now - read.sent_at for read in self._sent if read.sent_at >= self._judged_until), 0.0)
+        return max(learned, late)
+
+    def part_in_time(self, tokens: int, seconds: float) -> float:
+        """Returns which part of these tokens come within some seconds, at most 1."""
+        if not self._time.known:
+            return 1.0
+        latency = self._time.seconds((1.0, self._queued))
+        reading = self._time.seconds((0.0, tokens))
+        return min(1.0, max(0.0, seconds - latency) / reading) if reading else float(latency <= seconds)
+
+    def probe_is_due(self, now: float) -> bool:
+        """Returns whether a read is due only to measure the tier."""
+        waited = now - self._read_at
+        return waited >= _PROBE_S and (self._reads_since >= _PROBE_READS or waited >= _PROBE_LATEST_S)
+
+    def take_probe(self, now: float) -> bool:
+        """Counts a prefix for which the tier is too slow, and returns whether it is read as a probe."""
+        self._reads_since += 1
+        if not self.probe_is_due(now):
+            return False
+        self._read_at, self._reads_since = now, 0
+        return True
+
+    def send(self, read: SentRead) -> SentRead:
+        """Adds a read to those in progress, and returns it."""
+        read.queued = self._queued
+        self._sent.append(read)
+        self._read_at, self._reads_since = max(self._read_at, read.sent_at), 0
+        return read
+
+    def end(self, read: SentRead, part: float, now: float) -> None:
+        """Learns from a read that has ended, unless it was refused."""
+        if read not in self._sent:
+            return
+        self._sent.remove(read)
+        took = now - read.sent_at
+        if part < 1 and took < _NO_ANSWER * read.timeout:
+            return
+        self._judged_until = max(self._judged_until, read.sent_at)
+        self._time.learn((1.0, read.tokens + read.queued), took / max(part, _LEAST_PART))
