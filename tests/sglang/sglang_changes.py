@@ -18,7 +18,6 @@ _CHANGES: Final[Mapping[str, Callable[[Any, Any], object]]] = {
     "version": lambda _, __: setattr(version, "__version__", "9.9"),
     "pool": lambda _, pool: setattr(pool, "__class__", type("UnknownPool", (type(pool),), {})),
     "pipeline": lambda params, _: setattr(params, "pp_size", 2),
-    "context": lambda params, _: setattr(params, "attn_cp_size", 2),
     "decode": lambda _, __: get_parallel().override_permanently(attn_dcp_size=2),
     "draft": lambda params, _: setattr(params, "mtp_draft_mamba_pools", (object(),)),
     "layout": lambda _, pool: setattr(pool, "kv_cache_layout", "vectorized_5d"),
@@ -38,7 +37,12 @@ def change(what: str, params: Any) -> None:
 
 
 def forget(name: str) -> None:
-    """Makes pagetier forget one physical buffer: an entry of SGLang's, a kind of plane, or packed drafts."""
+    """Makes pagetier forget a physical buffer: an entry of SGLang's, a kind of plane, or packed drafts; or a stage."""
+    if name == "stage":
+        from pagetier.client.engines.sglang.engine import model  # it has the version of SGLang
+
+        patch.object(model, "stage_of", lambda facts, _: facts).start()
+        return
     rows = row_pools._tensors
 
     def some_rows(entries: Sequence[Any], layer: int) -> Iterable[Any]:

@@ -51,7 +51,7 @@ class SglangEngine:
         settings = {"socket": str(socket), "weights": "tiny", "flush": "keep", **extra}
         settings["environment"] = {"PAGETIER_COPY_CONFIG": str(_long_timeouts(folder)), **extra.get("environment", {})}
         self._ranks = []
-        for rank in range(spec.ranks):
+        for rank in range(spec.processes):
             here, there = _context.Pipe()
             arguments = RankArguments(spec, rank, model, folder / "rendezvous", settings)
             process = _context.Process(target=_serve, args=(there, arguments, folder / f"log-{rank}"), daemon=True)

@@ -56,8 +56,7 @@ SPECS: Final = [spec for family in FAMILIES for spec in family.specs]
 
 REFUSED: Final = {
     "pool": "the KV pool UnknownPool is not known",
-    "pipeline": "pipeline parallelism: its stages do not agree on what they load; use --tensor-parallel-size",
-    "context": "context parallelism is not supported: leave --attn-cp-size out",
+    "pipeline": "pipeline parallelism: the stages of a linker cannot agree on what they load; use HiCache",
     "decode": "decode context parallelism is not supported: leave --dcp-size out",
     "draft": "the recurrent state of a draft model is not cached: leave --speculative-algorithm out",
     "layout": "the KV layout vectorized_5d is not known: unset SGLANG_AITER_KV_CACHE_LAYOUT",

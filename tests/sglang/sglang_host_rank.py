@@ -10,10 +10,11 @@ from typing import Any, Final
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle, InitLoadBackParams, MatchPrefixParams
 from sglang.srt.mem_cache.hicache_storage import PoolTransferResult
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.utils import get_storage_hash_str
 
 import sglang_host_copies
 from eventually import eventually
-from sglang_model import AnyPrompt, RankArguments, Restored
+from sglang_model import AnyPrompt, RankArguments, Restored, place_of
 from sglang_pools import SLOTS
 from sglang_rank import Rank
 from sglang_requests import key_of, request_of
@@ -50,6 +51,17 @@ class HostRank(Rank):
 
         if self.rank == rank:
             backend.batch_exists_v2 = exists_at_most
+
+    def drop_of_stage(self, stage: int, pool: str) -> bool:
+        """Drops the stored pages that one stage has of a pool, and returns whether this process did so."""
+        place = place_of(self.spec, self.rank)
+        return (place.stage, place.context, place.rank) == (stage, 0, 0) and self.drop(pool)
+
+    def find_in_stage(self, stage: int, number: int) -> None:
+        """Uses the pages that one stage has of a prompt, and not those of the others."""
+        if place_of(self.spec, self.rank).stage == stage:
+            hashes = get_storage_hash_str(key_of(number, self.spec.page), None, page_size=self.spec.page)
+            assert self.controller.storage_backend.batch_exists(hashes) in (0, 1)
 
     def restore(self, number: AnyPrompt, pages: int, request: str = "") -> Restored:
         """Matches a prompt, reads what the host lacks from the store, loads it back, and compares."""

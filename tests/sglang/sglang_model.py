@@ -25,6 +25,8 @@ class Spec(msgspec.Struct, frozen=True):
         page: The number of tokens in a page.
         heads: KV heads of the whole model.
         ranks: The number of tensor-parallel ranks.
+        stages: The number of pipeline stages. Each has as many layers.
+        contexts: The number of ranks that divide the computation of a prompt, and have the same state.
         layout: The layout of HiCache's host pool; "" for the linker; "kit" for SGLang's own fixtures.
         draft: How SGLang has the layers of a draft model: "packed" or "side"; "" without one.
     """
@@ -33,13 +35,22 @@ class Spec(msgspec.Struct, frozen=True):
     page: int = 16
     heads: int = 4
     ranks: int = 1
+    stages: int = 1
+    contexts: int = 1
     layout: str = ""
     draft: str = ""
 
     @property
     def name(self) -> str:
         """A name for a test's title."""
-        return "-".join(filter(None, [self.kind, str(self.page), f"tp{self.ranks}", self.layout, self.draft]))
+        ranks = [("tp", self.ranks), ("pp", self.stages), ("cp", self.contexts)]
+        counts = "".join(f"{name}{count}" for name, count in ranks if count > 1 or name == "tp")
+        return "-".join(filter(None, [self.kind, str(self.page), counts, self.layout, self.draft]))
+
+    @property
+    def processes(self) -> int:
+        """The number of processes."""
+        return self.ranks * self.stages * self.contexts
 
     @property
     def window(self) -> int:
@@ -76,12 +87,30 @@ class Salted(msgspec.Struct, frozen=True):
 AnyPrompt = int | Salted
 
 
+class Place(msgspec.Struct, frozen=True):
+    """What a process is among those of an engine, each number from 0."""
+
+    stage: int
+    context: int
+    rank: int
+
+    @property
+    def marker(self) -> str:
+        """A text that distinguishes the state of this stage."""
+        return f"stage {self.stage} " if self.stage else ""
+
+
+def place_of(spec: Spec, number: int) -> Place:
+    """Returns the place of a process, which SGLang numbers by stage, then by context rank, then by tensor rank."""
+    return Place(number // (spec.ranks * spec.contexts), number // spec.ranks % spec.contexts, number % spec.ranks)
+
+
 class RankArguments(msgspec.Struct, frozen=True):
     """What a rank is made of.
 
     Attributes:
         spec: The model and the number of ranks.
-        rank: The rank.
+        rank: The number of the process.
         model: The folder with the configuration of the model.
         rendezvous: A file by which the ranks find each other.
         extra: The settings of pagetier.
@@ -113,12 +142,12 @@ class Restored(msgspec.Struct, frozen=True):
 def whole(spec: Spec, pages: int) -> list[Restored]:
     """Returns the result of each rank if all pages of a prompt were loaded."""
     tokens = pages * spec.page
-    return [Restored(tokens, tokens, equal=True, failed=False)] * spec.ranks
+    return [Restored(tokens, tokens, equal=True, failed=False)] * spec.processes
 
 
 def computed(spec: Spec) -> list[Restored]:
     """Returns the result of each rank if nothing was found."""
-    return [Restored(0, 0, equal=False, failed=False)] * spec.ranks
+    return [Restored(0, 0, equal=False, failed=False)] * spec.processes
 
 
 def write_config(folder: Path, spec: Spec) -> Path:
@@ -130,7 +159,7 @@ def write_config(folder: Path, spec: Spec) -> Path:
         "intermediate_size": 64,
         "num_attention_heads": 8,
         "num_key_value_heads": spec.heads,
-        "num_hidden_layers": FULL_LAYERS,
+        "num_hidden_layers": FULL_LAYERS * spec.stages,
         "vocab_size": 1 << 20,
         "max_position_embeddings": 4096,
         "torch_dtype": "bfloat16",

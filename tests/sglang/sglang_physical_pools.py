@@ -7,22 +7,22 @@ from typing import Any
 
 import torch
 
-from sglang_model import AnyPrompt, Spec, share
+from sglang_model import AnyPrompt, Place, Spec, share
 from sglang_physical import Buffer, buffers_of, content
 from sglang_pool_makers import make_draft, make_pool, model_layers
 from sglang_pools import Pools
 
 
 class PhysicalPools(Pools):
-    """The pools of one rank, and those of its draft models."""
+    """The pools of one process, and those of its draft models."""
 
-    def __init__(self, spec: Spec, rank: int) -> None:
-        super().__init__(spec, rank)
+    def __init__(self, spec: Spec, place: Place) -> None:
+        super().__init__(spec, place)
         if spec.draft:
             self.drafts = (make_draft(spec, self.slots, self.heads),)
-        self._buffers = list(buffers_of(self.allocator.get_kvcache(), spec.page))
+        self._buffers = list(buffers_of(self.allocator.get_kvcache(), spec.page, place.marker))
         for draft in self.drafts:
-            self._buffers += buffers_of(draft, spec.page, "draft ")
+            self._buffers += buffers_of(draft, spec.page, f"{place.marker}draft ")
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._loaded: list[tuple[int, torch.Tensor]] = []
 
@@ -38,7 +38,8 @@ class PhysicalPools(Pools):
             buffer.raw.random_(0, 256)
 
     def write(self, number: AnyPrompt, slots: torch.Tensor) -> None:
-        """Writes all rows of a prompt, as a forward pass does."""
+        """Writes all rows of a prompt, as a forward pass does; a replica writes others."""
+        number = self._written(number)
         for buffer in self._buffers:
             for at, page in enumerate(self._pages(buffer, slots)):
                 buffer.rows[page] = self._content(number, buffer, at)

@@ -19,7 +19,20 @@ from sglang.srt.mem_cache.memory_pool import (
 )
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
-from sglang_model import DIM, FULL_LAYERS, LATENT, OTHER_LAYERS, WINDOW, AnyPrompt, Spec, share, state
+from sglang_model import (
+    DIM,
+    FULL_LAYERS,
+    LATENT,
+    OTHER_LAYERS,
+    WINDOW,
+    AnyPrompt,
+    Place,
+    Salted,
+    Spec,
+    salted,
+    share,
+    state,
+)
 
 SLOTS: Final = 1024
 _STATES: Final = 8
@@ -28,7 +41,7 @@ _OTHER: Final = [1, 3]
 
 
 class Pools:
-    """The pools of one rank.
+    """The pools of one process.
 
     Attributes:
         slots: The number of token slots.
@@ -38,8 +51,8 @@ class Pools:
         requests: The pool of requests, which has the recurrent states.
     """
 
-    def __init__(self, spec: Spec, rank: int) -> None:
-        self._spec, self._rank = spec, rank
+    def __init__(self, spec: Spec, place: Place) -> None:
+        self._spec, self._place, self._rank = spec, place, place.rank
         self.drafts: tuple[Any, ...] = ()
         self.heads = max(1, spec.heads // spec.ranks)
         self.slots = max(SLOTS, 16 * spec.page)
@@ -95,7 +108,11 @@ class Pools:
             tensor.zero_()
 
     def write(self, number: AnyPrompt, slots: torch.Tensor) -> None:
-        """Writes the state of all tokens of a prompt, as a forward pass does."""
+        """Writes the state of all tokens of a prompt, as a forward pass does.
+
+        Of replicas only the first writes it, the others something else: they have to load what the first has stored.
+        """
+        number = self._written(number)
         for plane, tensor, windowed in self._planes():
             where = self.allocator.translate_loc_from_full_to_swa(slots) if windowed else slots
             tensor[where] = self._expected(number, plane, tensor, len(slots))
@@ -128,6 +145,9 @@ class Pools:
         return all(
             torch.equal(tensor[slot], self._snapshot(number, layer, tokens, tensor)) for layer, tensor in self._states()
         )
+
+    def _written(self, number: AnyPrompt) -> AnyPrompt:
+        return number if not self._place.context else Salted(salted(number).number, "of a replica")
 
     def _make_pool(self) -> Any:
         spec, dtype, heads = self._spec, torch.bfloat16, self.heads
@@ -179,13 +199,15 @@ class Pools:
         return bool(torch.equal(tensor[slots], self._expected(number, plane, tensor, ends)[ends - len(slots) :]))
 
     def _expected(self, number: AnyPrompt, plane: str, tensor: torch.Tensor, tokens: int) -> torch.Tensor:
+        plane = self._place.marker + plane
         if "latent" in plane:
             return state(number, plane, (tokens, 1, tensor.shape[-1]))
         whole = state(number, plane, (tokens, self._spec.heads, tensor.shape[-1]))
         return share(whole, self._rank, self._spec.ranks)
 
     def _snapshot(self, number: AnyPrompt, layer: str, tokens: int, tensor: torch.Tensor) -> torch.Tensor:
-        values = state(number, f"{layer} of rank {self._rank} after {tokens}", (1, 1, tensor[0].numel()))
+        plane = f"{self._place.marker}{layer} of rank {self._rank} after {tokens}"
+        values = state(number, plane, (1, 1, tensor[0].numel()))
         return values.reshape(tensor[0].shape).to(tensor.dtype)
 
 

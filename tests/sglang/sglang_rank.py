@@ -26,6 +26,7 @@ from sglang.srt.runtime_context import get_context, get_parallel
 from eventually import eventually
 from sglang_changes import change, forget
 from sglang_faults import Faults
+from sglang_groups import Groups
 from sglang_model import AnyPrompt, RankArguments, Restored
 from sglang_physical_pools import PhysicalPools
 from sglang_pools import SLOTS, Pools
@@ -45,21 +46,27 @@ class Rank(Faults, Sessions):
         self.spec = spec = arguments.spec
         self.rank = rank = arguments.rank
         torch.set_num_threads(1)
-        dist.init_process_group("gloo", init_method=f"file://{arguments.rendezvous}", rank=rank, world_size=spec.ranks)
-        group = dist.new_group(list(range(spec.ranks)), backend="gloo")
+        groups = Groups(spec, rank, arguments.rendezvous)
         self.args = get_context().override_server_args(**self._flags(arguments)).install()
+        place = groups.place
         get_parallel().override_permanently(
-            tp_rank=rank, pp_rank=0, dp_rank=0, attn_tp_rank=rank, attn_dp_rank=0, attn_cp_rank=0, attn_dcp_rank=0
+            tp_rank=rank % (spec.ranks * spec.contexts),
+            pp_rank=place.stage,
+            dp_rank=0,
+            attn_tp_rank=place.rank,
+            attn_dp_rank=0,
+            attn_cp_rank=place.context,
+            attn_dcp_rank=0,
         )
         self.waiting: dict[str, Any] = {}
         self.locks: list[Any] = []
-        self.pools = PhysicalPools(spec, rank) if spec.is_physical else Pools(spec, rank)
+        self.pools = PhysicalPools(spec, place) if spec.is_physical else Pools(spec, place)
         self.params = CacheInitParams(
             disable=False,
             req_to_token_pool=self.pools.requests,
             token_to_kv_pool_allocator=self.pools.allocator,
             page_size=spec.page,
-            tp_cache_group=group,
+            **groups.of_cache(),
             is_eagle=bool(spec.draft),
             mtp_draft_device_pools=self.pools.drafts if spec.draft == "packed" else (),
             sidecar_draft_device_pools=self.pools.drafts if spec.draft == "side" else (),
@@ -71,7 +78,7 @@ class Rank(Faults, Sessions):
         change(arguments.extra.pop("change", ""), self.params)
         if forgotten := arguments.extra.pop("forget", ""):
             forget(forgotten)
-        self.cache: Any = self._make_cache(group)
+        self.cache: Any = self._make_cache(groups.tensor)
         self.linker: Any = self.cache.linker
         self.free_at_start = self.free_slots()
         published = {"publisher": "zmq", "endpoint": endpoint, "replay_endpoint": f"{endpoint}-replay"}
@@ -210,7 +217,7 @@ class Rank(Faults, Sessions):
             self.pools.requests.mamba_allocator.free(value.mamba_value)
 
     def _make_cache(self, group: Any) -> Any:
-        """Returns SGLang's tree over the pools. `group` is that of all ranks."""
+        """Returns SGLang's tree over the pools. `group` is that of all ranks of a stage."""
         runner = SimpleNamespace(forward_stream=None)
         worker = SimpleNamespace(model_runner=runner, register_hicache_layer_transfer_counter=lambda counter: None)
         return create_tree_cache(
@@ -223,8 +230,8 @@ class Rank(Faults, Sessions):
                 False,
                 worker,
                 None,
-                self.spec.ranks,
-                self.rank,
+                self.spec.ranks * self.spec.contexts,
+                self.rank % (self.spec.ranks * self.spec.contexts),
                 group,
             )
         )
@@ -235,7 +242,9 @@ class Rank(Faults, Sessions):
             "device": "cpu",
             "model_path": str(arguments.model),
             "page_size": self.spec.page,
-            "tp_size": self.spec.ranks,
+            "tp_size": self.spec.ranks * self.spec.contexts,
+            "pp_size": self.spec.stages,
+            "attn_cp_size": self.spec.contexts,
             "_mamba_cache_chunk_size": self.spec.page,
             "enable_lora": adapters,
             **more,

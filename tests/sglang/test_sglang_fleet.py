@@ -130,10 +130,13 @@ def test_a_store_that_hangs_delays_no_lookup(hosts: tuple[FleetHost, FleetHost],
         (tmp_path / "delay").unlink()
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 1), (2, 2)], ids=lambda ranks: "pp".join(map(str, ranks)))
 @pytest.mark.parametrize("kind", KINDS)
-def test_hicache_finds_what_another_host_has_stored(hosts: tuple[FleetHost, FleetHost], kind: str, ranks: int) -> None:
-    spec, (here, there) = Spec(kind, PAGE, ranks=ranks, layout="page_first"), hosts
+def test_hicache_finds_what_another_host_has_stored(
+    hosts: tuple[FleetHost, FleetHost], kind: str, ranks: tuple[int, int]
+) -> None:
+    """On tensor-parallel ranks, in one pipeline stage and in several."""
+    spec, (here, there) = Spec(kind, PAGE, ranks=ranks[0], stages=ranks[1], layout="page_first"), hosts
     compute(here, spec)
     with SglangEngine(spec, there.daemon.socket, timeout=10.0) as engine:
         # An answer of the fleet that comes after 50 ms is a miss, as it may be on a busy machine.

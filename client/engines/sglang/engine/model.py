@@ -9,6 +9,7 @@ import msgspec
 import torch
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.distributed.utils import get_pp_indices
 from sglang.srt.mem_cache.hybrid_cache.linker_pool_assembler import resolve_hybrid_device_pool_group
 from sglang.srt.runtime_context import get_parallel, get_server_args
 
@@ -20,30 +21,39 @@ from pagetier.kernels.layout.page_layout import Shard
 
 
 class Ranks:
-    """The tensor-parallel ranks of an engine that share the heads of attention.
+    """The ranks of an engine that compute with the same layers.
+
+    Tensor parallelism divides the heads of attention among them. Context parallelism divides the computation of a
+    prompt only: each of its ranks gathers the state of all tokens, so that they are replicas of which one stores.
 
     Attributes:
         shard: The share of the model in this process.
+        replica: The number of ranks before this one that have the same state.
     """
 
     def __init__(self, params: Any) -> None:
-        self._group = params.attn_tp_cache_group or params.tp_cache_group
-        here = self._group is not None and torch.distributed.is_initialized()
-        rank = torch.distributed.get_rank(group=self._group) if here else 0
-        ranks = torch.distributed.get_world_size(group=self._group) if here else 1
-        self.shard = Shard(rank, ranks)
+        heads, contexts = params.attn_tp_cache_group or params.tp_cache_group, params.attn_cp_cache_group
+        self._groups = [group for group in (heads, contexts) if _place(group)[1] > 1]
+        self.shard = Shard(*_place(heads))
+        self.replica, self._replicas = _place(contexts)
 
     @property
     def several(self) -> bool:
         """Whether there is more than one rank."""
-        return self.shard.ranks > 1
+        return self.shard.ranks * self._replicas > 1
+
+    @property
+    def number(self) -> int:
+        """The number of this rank. The first one logs and reads for all."""
+        return self.replica * self.shard.ranks + self.shard.rank
 
     def agree(self, *, here: bool) -> bool:
         """Returns whether the answer of every rank is True. All ranks call it; with one rank it costs nothing."""
         if not self.several:
             return here
         answer = torch.tensor([int(here)], dtype=torch.int)
-        torch.distributed.all_reduce(answer, op=torch.distributed.ReduceOp.MIN, group=self._group)
+        for group in self._groups:
+            torch.distributed.all_reduce(answer, op=torch.distributed.ReduceOp.MIN, group=group)
         return bool(answer.item())
 
     def of_first(self, text: str) -> str:
@@ -51,8 +61,16 @@ class Ranks:
         if not self.several:
             return text
         texts = [text]
-        torch.distributed.broadcast_object_list(texts, group_src=0, group=self._group)
+        for group in self._groups:
+            torch.distributed.broadcast_object_list(texts, group_src=0, group=group)
         return texts[0]
+
+
+def _place(group: Any) -> tuple[int, int]:
+    """Returns the rank of this process in a group, and how many ranks there are; without a group it is alone."""
+    if group is None or not torch.distributed.is_initialized():
+        return 0, 1
+    return torch.distributed.get_rank(group=group), torch.distributed.get_world_size(group=group)
 
 
 def engine_facts(server: Any, params: Any = None) -> EngineFacts:
@@ -98,6 +116,12 @@ def heads_of(facts: EngineFacts) -> Callable[[str], int]:
     return heads
 
 
+def heads_shard() -> Shard:
+    """Returns the share of the heads of attention that this rank has."""
+    parallel = get_parallel()
+    return Shard(parallel.attn_tp_rank, parallel.attn_tp_size)
+
+
 def described_pools(params: Any, components: Any) -> Any:
     """Returns the pools as SGLang describes them to linkers.
 
@@ -117,21 +141,48 @@ def described_pools(params: Any, components: Any) -> Any:
         raise UnsupportedError(f"{type(cache).__name__}: {error}") from error
 
 
-def require_known(parallel: Any) -> None:
-    """Rejects a version or a parallelism of SGLang with which nothing is cached.
+def require_known(params: Any) -> None:
+    """Rejects a version or a parallelism of SGLang with which the linker caches nothing.
+
+    A load of the linker must succeed on all stages of a pipeline or on none. The first stage computes a batch before
+    the others load for it, and SGLang gives them no way to tell it that they could not: they would drop a request that
+    it continues with. HiCache has loaded into host memory on all stages before any of them begins.
 
     Args:
-        parallel: SGLang's CacheInitParams or HiCacheStorageConfig.
+        params: SGLang's CacheInitParams.
 
     Raises:
         UnsupportedError: The message says what to change.
     """
     require_known_version()
-    if parallel.pp_size > 1:
+    if params.pp_size > 1:
         raise UnsupportedError(
-            "pipeline parallelism: its stages do not agree on what they load; use --tensor-parallel-size"
+            "pipeline parallelism: the stages of a linker cannot agree on what they load; use HiCache"
         )
-    if parallel.attn_cp_size > 1:
-        raise UnsupportedError("context parallelism is not supported: leave --attn-cp-size out")
+    require_whole_tokens()
+
+
+def require_whole_tokens() -> None:
+    """Raises UnsupportedError if the ranks divide the tokens of a page."""
     if get_parallel().attn_dcp_size > 1:
         raise UnsupportedError("decode context parallelism is not supported: leave --dcp-size out")
+
+
+def stage_of(facts: EngineFacts, config: Any) -> EngineFacts:
+    """Returns the facts of one pipeline stage, whose pages have its layers only.
+
+    SGLang takes a page for one that is there if all stages have their pages of it.
+
+    Args:
+        facts: Those of the model.
+        config: SGLang's HiCacheStorageConfig.
+
+    Raises:
+        UnsupportedError: A draft model, of which one stage has all layers.
+    """
+    if config.pp_size == 1:
+        return facts
+    if facts.server.speculative_algorithm is not None:
+        raise UnsupportedError("a draft model beside pipeline parallelism: leave --speculative-algorithm out")
+    layers = get_pp_indices(facts.model.num_hidden_layers, config.pp_rank, config.pp_size)
+    return msgspec.structs.replace(facts, stage=(config.pp_rank, config.pp_size, *layers))

@@ -27,12 +27,15 @@ class EngineFacts(msgspec.Struct, frozen=True, eq=False):
         model: SGLang's ModelConfig.
         server: SGLang's settings as they are used.
         draft: SGLang's ModelConfig of a draft model whose state is cached; None without one.
+        stage: The pipeline stage, the number of stages, and the first layer of the stage and of the next one; empty
+            without a pipeline.
     """
 
     version: str
     model: Any
     server: Any
     draft: Any = None
+    stage: tuple[int, ...] = ()
 
     @property
     def adapters(self) -> bool:
@@ -92,6 +95,7 @@ def namespace_of(
                 "kernels": [str(getattr(server, name, None)) for name in _KERNELS],
             }
             | ({"variants": pool.variants} if pool.variants else {})
+            | ({"stage": facts.stage} if facts.stage else {})
         ),
         layout=paged.page.layout,
         rope=_canonical_json(

@@ -26,7 +26,7 @@ from pagetier.client.engines.sglang.linker.loads import LayerCounter
 from pagetier.client.engines.sglang.linker.lookups import Lookups, ReadingThread
 from pagetier.client.engines.sglang.linker.released_hints import ReleasedHints
 from pagetier.client.engines.sglang.linker.transfers import RankServices, ServedGroups, Streams, Transfers
-from pagetier.client.engines.sglang.pools.device_pools import DevicePool, device_pools
+from pagetier.client.engines.sglang.pools.device_pools import DevicePool, device_pools, require_replicas
 from pagetier.client.engines.weights import ModelIdentity
 from pagetier.client.load_or_compute import LoadOrCompute
 from pagetier.client.registration import paged_cache_of
@@ -62,12 +62,14 @@ def open_transfers(
     require_known(params)
     ranks, facts = Ranks(params), engine_facts(server, params)
     pools = device_pools(params, heads_of(facts), partial(described_pools, params, components))
+    if params.attn_cp_size > 1:
+        require_replicas(pools)
     engine = ServedEngine(facts, pools, [paged_cache_of(pool.group, ranks.shard) for pool in pools])
     own_salt = ranks.of_first(token_hex(16))
     attachment_log = AttachmentLog(log, settings.origin)
-    client = open_client(settings, attachment_log, ranks.shard.rank)
+    client = open_client(settings, attachment_log, ranks.number)
     prefetch = PrefetchThread(client)
-    reading = None if ranks.shard.rank else ReadingThread(prefetch, _fleet_reads(client, prefetch, settings))
+    reading = None if ranks.number else ReadingThread(prefetch, _fleet_reads(client, prefetch, settings))
     if facts.adapters:
         log.warning("pagetier shares no pages with other engines: SGLang knows LoRA adapters by their paths only")
 
@@ -83,12 +85,12 @@ def open_transfers(
             return None
         groups = engine.groups(client, weights.identity, salt_of(weights.identity, flushes))
         lookups = Lookups(client, groups, reading, settings, several_ranks=ranks.several)
-        return ServedGroups(groups, lookups, settings.mode)
+        return ServedGroups(groups, lookups, settings.mode, is_replica=ranks.replica > 0)
 
     weights = weights_thread(facts, settings, identified)
-    wait_for_weights(weights, ranks.shard.rank)
+    wait_for_weights(weights, ranks.number)
     streams = _streams(engine.paged[0].cache.device, forward_stream)
-    services = _services(ranks.shard.rank, facts, params, client, settings, prefetch)
+    services = _services(ranks.number, facts, params, client, settings, prefetch)
     return Transfers(client, opened, services, counter, ranks, streams), pools
 
 

@@ -40,11 +40,13 @@ class ServedGroups(msgspec.Struct, frozen=True, eq=False):
         groups: The groups, the one with full attention first.
         lookups: Their lookups.
         mode: The setting `mode`.
+        is_replica: Whether another rank has the same state and stores it.
     """
 
     groups: tuple[EngineGroup, ...]
     lookups: Lookups
     mode: str = "both"
+    is_replica: bool = False
 
 
 class Streams(msgspec.Struct, frozen=True, eq=False):
@@ -246,6 +248,8 @@ class Transfers:
         opened = self._ready()
         if opened is None or opened.mode == "load_only":
             return Offload(None)
+        if opened.is_replica:
+            return Offload(())
         pools, after = by_pool(transfers), self._streams.event()
         self._pass_on(opened, pools)
         return Offload([_store(group, pools[group.name], after) for group in opened.groups if group.name in pools])

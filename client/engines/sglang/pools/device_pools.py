@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -63,6 +63,16 @@ def device_pools(params: Any, heads: Callable[[str], int], described: Callable[[
     if type(cache).__name__ in _DESCRIBED:
         return _described_pools(described(), cache, params)
     return (*_attention_pools(cache, params, heads), *_state_pools(params.req_to_token_pool, cache, params.page_size))
+
+
+def require_replicas(pools: Iterable[DevicePool]) -> None:
+    """Rejects pools that context parallelism divides: its ranks have the same attention, and other recurrent state.
+
+    Raises:
+        UnsupportedError: The message says what to change.
+    """
+    if any(pool.name == STATE for pool in pools):
+        raise UnsupportedError("recurrent layers divided by context parallelism: leave --attn-cp-size out")
 
 
 def _described_pools(group: Any, cache: Any, params: Any) -> tuple[DevicePool, ...]:

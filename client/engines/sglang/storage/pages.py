@@ -59,14 +59,18 @@ class StoragePages:
         opened: Returns the groups by the name of their pool; None while the weights are not identified, and then
             nothing is cached.
         limits: What a call may wait for; `timeout` counts for daemon and disk too.
+        stores: Whether this rank stores its pages. Of replicas, one does so for all.
 
     Attributes:
         loaded: The last calls that have loaded pages; the caller removes those that it has reported.
         stored: The last calls that have stored pages.
     """
 
-    def __init__(self, client: Client, opened: Callable[[], Groups | None], limits: FleetLimits) -> None:
+    def __init__(
+        self, client: Client, opened: Callable[[], Groups | None], limits: FleetLimits, *, stores: bool = True
+    ) -> None:
         self._client, self._opened, self._limits, self._timeout = client, opened, limits, limits.timeout
+        self._stores = stores
         self.loaded: deque[CopiedBatch] = deque(maxlen=_MOST_BATCHES)
         self.stored: deque[CopiedBatch] = deque(maxlen=_MOST_BATCHES)
 
@@ -166,8 +170,8 @@ class StoragePages:
             failure; the next lookup says that it is absent.
         """
         groups = self._opened()
-        if groups is None:
-            return [False] * len(keys)
+        if groups is None or not self._stores:
+            return [not self._stores] * len(keys)
         group, began = groups[name], clock.now()
         result = group.cache.copies.store(_keys(group, keys, extra), _slots(group, indices), self._timeout)
         _counted(self.stored, group, result.stored, began)

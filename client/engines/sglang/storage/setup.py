@@ -9,7 +9,13 @@ from typing import Any
 
 from pagetier.client.engines.attachment_log import AttachmentLog
 from pagetier.client.engines.fleet_reads import FleetLimits
-from pagetier.client.engines.sglang.engine.model import heads_of, require_known, this_engine
+from pagetier.client.engines.sglang.engine.model import (
+    heads_of,
+    heads_shard,
+    require_whole_tokens,
+    stage_of,
+    this_engine,
+)
 from pagetier.client.engines.sglang.engine.served_engine import (
     ServedEngine,
     open_client,
@@ -17,7 +23,8 @@ from pagetier.client.engines.sglang.engine.served_engine import (
     weights_thread,
 )
 from pagetier.client.engines.sglang.engine.settings import read_storage_settings
-from pagetier.client.engines.sglang.pools.device_pools import FULL, STATE, DevicePool
+from pagetier.client.engines.sglang.engine.version import require_known_version
+from pagetier.client.engines.sglang.pools.device_pools import FULL, STATE, DevicePool, require_replicas
 from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup
 from pagetier.client.engines.sglang.pools.host_pools import host_pools
 from pagetier.client.engines.sglang.storage.pages import StoragePages
@@ -45,8 +52,9 @@ def open_storage(config: Any, hosts: Mapping[str, Any]) -> StoragePages:
         ValueError: A setting is wrong.
     """
     settings = read_storage_settings(config.extra_config or {})
-    require_known(config)
-    facts = this_engine()
+    require_known_version()
+    require_whole_tokens()
+    facts = stage_of(this_engine(), config)
     if facts.adapters:
         raise UnsupportedError(
             "SGLang knows LoRA adapters by their paths only: use the linker for models with adapters"
@@ -54,7 +62,8 @@ def open_storage(config: Any, hosts: Mapping[str, Any]) -> StoragePages:
     pools = host_pools(hosts, hosts[FULL].page_size, heads_of(facts))
     engine = ServedEngine(facts, pools, [paged_cache_of(pool.group, _shard(config, pool)) for pool in pools])
     attachment_log = AttachmentLog(log, settings.origin)
-    client = open_client(settings, attachment_log, config.tp_rank)
+    number = config.pp_rank or config.attn_cp_rank or config.tp_rank
+    client = open_client(settings, attachment_log, number)
 
     @cache
     def groups_of(identity: ModelIdentity) -> Mapping[str, EngineGroup]:
@@ -68,10 +77,17 @@ def open_storage(config: Any, hosts: Mapping[str, Any]) -> StoragePages:
         return groups_of(weights.identity) if weights.ended and weights.identity.weights else None
 
     weights = weights_thread(facts, settings, identified)
-    wait_for_weights(weights, config.tp_rank)
-    return StoragePages(client, opened, FleetLimits(settings.timeout, settings.remote_least))
+    wait_for_weights(weights, number)
+    limits = FleetLimits(settings.timeout, settings.remote_least)
+    return StoragePages(client, opened, limits, stores=not config.attn_cp_rank)
 
 
 def _shard(config: Any, pool: DevicePool) -> Shard:
-    """Returns the share of this rank. All ranks have the same latents, so that the first one stores whole pages."""
-    return Shard() if config.is_mla_model and pool.name != STATE else Shard(config.tp_rank, config.tp_size)
+    """Returns the share of this rank. All ranks have the same latents, so that the first one stores whole pages.
+
+    Raises:
+        UnsupportedError: The ranks of context parallelism divide this state.
+    """
+    if config.attn_cp_size > 1:
+        require_replicas([pool])
+    return Shard() if config.is_mla_model and pool.name != STATE else heads_shard()

@@ -1,0 +1,79 @@
+"""How the ranks of SGLang divide a model, and what of it is cached: docs/sglang.md has it as a table."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from sglang_model import Spec
+
+_NAMES: Final = {"mha": "MHA", "mla": "MLA", "swa": "windows", "mamba": "recurrent state", "dsa": "DSA"} | {
+    "dsv4": "DeepSeek V4",
+    "minimax-m3": "MiniMax-M3",
+}
+
+
+class Division(msgspec.Struct, frozen=True):
+    """One way in which ranks divide a model.
+
+    Attributes:
+        flag: SGLang's flag.
+        state: What a rank has.
+        shared: The engines that share pages.
+        linker: The engines with the linker that are tested.
+        hicache: The engines with HiCache that are tested.
+        missing: What the table says for a door without tested engines.
+    """
+
+    flag: str
+    state: str
+    shared: str
+    linker: tuple[Spec, ...] = ()
+    hicache: tuple[Spec, ...] = ()
+    missing: str = "refused"
+
+    @property
+    def row(self) -> str:
+        """The row of the table."""
+        doors = [_named(self.linker) or self.missing, _named(self.hicache) or self.missing]
+        return " | ".join(["", f"`{self.flag}`", self.state, self.shared, *doors, ""]).strip()
+
+
+PIPELINES: Final = Division(
+    "--pp-size",
+    "its layers",
+    "with as many stages, of the same layers",
+    hicache=(
+        *(Spec("mha", 16, ranks=2, stages=2, layout=layout) for layout in ("page_first", "layer_first", "page_head")),
+        *(Spec(kind, 16, ranks=2, stages=2, layout="page_first") for kind in ("mla", "swa", "mamba")),
+        Spec("mha", 64, ranks=1, stages=3, layout="page_first"),
+    ),
+)
+
+REPLICAS: Final = Division(
+    "--attn-cp-size",
+    "all tokens; the first rank stores",
+    "with any number",
+    linker=(
+        *(Spec(kind, 16, ranks=2, contexts=2) for kind in ("mha", "mla", "swa")),
+        Spec("dsa", 64, ranks=2, contexts=2),
+        Spec("dsv4", 256, ranks=1, contexts=2),
+        Spec("minimax-m3", 16, ranks=1, contexts=4),
+    ),
+    hicache=tuple(Spec(kind, 16, ranks=2, contexts=2, layout="page_first") for kind in ("mha", "mla", "swa")),
+)
+
+DIVISIONS: Final = (PIPELINES, REPLICAS)
+
+
+def table() -> str:
+    """Returns the table of what is cached, in Markdown."""
+    head = [
+        "| ranks divided by | state of a rank | engines that share pages | linker, tested with | HiCache, tested with |"
+    ]
+    return "\n".join([*head, "| -- | -- | -- | -- | -- |", *(division.row for division in DIVISIONS)])
+
+
+def _named(specs: tuple[Spec, ...]) -> str:
+    return ", ".join(dict.fromkeys(_NAMES[spec.kind] for spec in specs))

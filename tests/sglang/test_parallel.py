@@ -1,0 +1,159 @@
+"""Engines whose ranks divide layers or the computation of a prompt: pipelines, and context parallelism."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import sglang_parallel
+from disk_daemon import DiskDaemon
+from running_daemon import RunningDaemon
+from sglang_engine import SglangEngine
+from sglang_model import Restored, Spec, computed, place_of, whole
+from sglang_parallel import PIPELINES, REPLICAS
+
+pytest_plugins = ("sglang_daemon",)
+PAGES = 8
+PIPELINE = PIPELINES.hicache[0]
+
+
+def agreed(results: list[Restored]) -> Restored:
+    """Returns the result of all processes, after asserting that it is one, and that what was loaded is right."""
+    assert len(set(results)) == 1, results
+    assert results[0].equal == (results[0].loaded > 0) and not results[0].failed, results
+    return results[0]
+
+
+def stored_by(daemon: DiskDaemon) -> dict[int, int]:
+    """Returns how many pages each process has stored."""
+    return {slot.pid: slot.counts.stored_pages for slot in daemon.slots()}
+
+
+@pytest.mark.parametrize("spec", PIPELINES.hicache, ids=lambda spec: spec.name)
+def test_each_stage_loads_its_own_layers(daemon: DiskDaemon, spec: Spec) -> None:
+    """In this engine and in a new process, from memory and from disk."""
+    with SglangEngine(spec, daemon.socket) as engine:
+        for number in (1, 2):
+            engine.insert(number, PAGES)
+        engine.reset()
+        assert engine.restore(1, PAGES) == whole(spec, PAGES)
+        assert not any(result.hit or result.loaded for result in engine.restore(3, PAGES))
+        assert not any(engine.leaked()) and "Traceback" not in engine.log, engine.log
+    with SglangEngine(spec, daemon.socket) as other:
+        assert other.restore(2, PAGES) == whole(spec, PAGES)
+        daemon.save()
+        daemon.flush("memory")
+        other.reset()
+        assert other.restore(1, PAGES) == whole(spec, PAGES)
+
+
+@pytest.mark.parametrize("spec", PIPELINES.hicache[::3], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_page_counts_only_if_all_stages_have_it(daemon: DiskDaemon, spec: Spec, stage: int) -> None:
+    with SglangEngine(spec, daemon.socket) as engine:
+        engine.insert(1, PAGES)
+        engine.reset()
+        assert agreed(engine.restore(1, PAGES)).loaded == PAGES * spec.page
+        engine.reset()
+        engine.drop_of_stage(stage, "kv")
+        assert agreed(engine.restore(1, PAGES)).loaded == 0
+        engine.insert(1, PAGES)
+        engine.reset()
+        assert engine.restore(1, PAGES) == whole(spec, PAGES), "what one stage lacked is stored again"
+
+
+@pytest.mark.parametrize(("kind", "pages"), [("swa", 5), ("mamba", 3)])
+@pytest.mark.parametrize("number", [0, 3])
+def test_all_stages_load_what_the_one_with_the_fewest_pages_has(
+    daemon: DiskDaemon, kind: str, pages: int, number: int
+) -> None:
+    """There are states after 3 and 8 pages only."""
+    spec = Spec(kind, 16, ranks=2, stages=2, layout="page_first")
+    with SglangEngine(spec, daemon.socket) as engine:
+        engine.insert(1, 3)
+        engine.insert(1, PAGES)
+        engine.reset()
+        engine.find_at_most(number, 5)
+        assert agreed(engine.restore(1, PAGES)).loaded == pages * spec.page
+
+
+def test_stages_that_evict_differently_agree() -> None:
+    """The memory has room for a part of the prompts, so that some pages are there for one stage only."""
+    spec, prompts = PIPELINE, 12
+    with RunningDaemon("4MiB", "64KiB") as daemon, SglangEngine(spec, daemon.socket) as engine:
+        for number in range(prompts):
+            engine.insert(number, PAGES)
+            engine.reset()
+            if number % 3 == 0:
+                engine.find_in_stage(number % 2, number)  # the other stage does not use them, and evicts them sooner
+        loaded = 0
+        for number in range(prompts):
+            loaded += agreed(engine.restore(number, PAGES)).loaded
+            engine.reset()
+        assert 0 < loaded < prompts * PAGES * spec.page, "the memory has to hold a part"
+        assert not any(engine.leaked()) and "Traceback" not in engine.log, engine.log
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_other_stages_have_other_pages(daemon: DiskDaemon, stages: int) -> None:
+    """Pages of two of six layers, of three and of all six are three kinds of pages."""
+    other = msgspec.structs.replace(PIPELINE, stages=stages)
+    with SglangEngine(PIPELINE, daemon.socket) as engine:
+        engine.insert(1, PAGES)
+    with SglangEngine(other, daemon.socket) as engine:
+        assert not agreed(engine.restore(1, PAGES)).loaded
+
+
+def test_a_forgotten_stage_is_noticed(daemon: DiskDaemon) -> None:
+    """Stages without pages of their own load those of another one, and the comparison sees it."""
+    tokens = PAGES * PIPELINE.page
+    with SglangEngine(PIPELINE, daemon.socket, forget="stage") as engine:
+        engine.insert(1, PAGES)
+        engine.reset()
+        results = engine.restore(1, PAGES)
+        assert {result.loaded for result in results} == {tokens} and not all(result.equal for result in results)
+
+
+def test_a_draft_model_beside_a_pipeline_is_refused(daemon: DiskDaemon) -> None:
+    flags = {"speculative_algorithm": "EAGLE"}
+    with SglangEngine(PIPELINE, daemon.socket, flags=flags) as engine:
+        assert "a draft model beside pipeline parallelism" in engine.log, engine.log
+
+
+@pytest.mark.parametrize("spec", [*REPLICAS.linker, *REPLICAS.hicache], ids=lambda spec: spec.name)
+def test_the_first_of_the_replicas_stores_and_all_load(daemon: DiskDaemon, spec: Spec) -> None:
+    """The others have written other bytes into their pools, of which none may be found."""
+    with SglangEngine(spec, daemon.socket) as engine:
+        before = stored_by(daemon)
+        engine.insert(1, PAGES)
+        after = stored_by(daemon)
+        replicas = {pid for number, pid in enumerate(engine.pids) if place_of(spec, number).context}
+        assert {pid for pid, stored in after.items() if stored > before[pid]}.isdisjoint(replicas)
+        engine.reset()
+        assert engine.restore(1, PAGES) == whole(spec, PAGES)
+        assert not any(result.loaded for result in engine.restore(2, PAGES))
+    with SglangEngine(msgspec.structs.replace(spec, contexts=1), daemon.socket) as alone:
+        assert alone.restore(1, PAGES) == whole(alone.spec, PAGES), "engines without replicas share the pages"
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_no_replica_loads_what_one_of_them_cannot(daemon: DiskDaemon, number: int) -> None:
+    spec = Spec("mha", 16, ranks=2, contexts=2)
+    with SglangEngine(spec, daemon.socket) as engine:
+        engine.insert(1, PAGES)
+        engine.reset()
+        assert set(engine.match_only("waiting", 1, PAGES)) == {PAGES * spec.page}
+        engine.leave(number)
+        assert engine.queue_matched("waiting") == [0] * spec.processes
+        assert agreed(engine.restore(1, PAGES)) == computed(spec)[0]
+
+
+def test_recurrent_state_of_context_ranks_is_refused(daemon: DiskDaemon) -> None:
+    with SglangEngine(Spec("mamba", 16, ranks=1, contexts=2, layout="page_first"), daemon.socket) as engine:
+        assert "recurrent layers divided by context parallelism" in engine.log, engine.log
+
+
+def test_the_document_has_the_table() -> None:
+    assert sglang_parallel.table() in (Path(__file__).parents[2] / "docs" / "sglang.md").read_text()
