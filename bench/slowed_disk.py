@@ -1,32 +1,35 @@
 """Measures vLLM's time to the first token on the CPU with a disk that is slowed down, by the setting `load`.
 
-    PYTHONPATH=tests/harness:tests/engines .engines/0.32/bin/python bench/slowed_disk.py
+    PYTHONPATH=tests/harness:tests/engines .engines/0.32/bin/python bench/slowed_disk.py --json
 
 Three engines of a small Llama take turns with the same prompts, which are on disk only. They differ in the setting
-`load`. The disk is slowed down to a multiple of break-even, at which loading takes as long as computing.
+`load`. The disk is slowed down to a multiple of break-even, at which loading takes as long as computing. It takes about
+five minutes.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-from measure import machine
+from measure import Result, at_most, machine
 from median_interval import median_interval
 from one_host import Scene, forget, prompt, scene_of
+from results_file import row_of, run_command
 from vllm_engine import VllmEngine
 
+RESULTS = Path(__file__).parent / "results" / "slowed-disk-vllm-0.32.json"
 HARNESS = Path(__file__).parents[1] / "tests" / "harness"
 MODES = ("always", "never", "measured")
 MULTIPLES = (0.5, 1.0, 2.0, 4.0)
 TOKENS, PAGE = 3000, 128
-PROMPTS, WARM = 12, 10
+PROMPTS, ROUNDS, WARM = 12, 2, 10
 
 
 class Contest:
@@ -50,9 +53,9 @@ class Contest:
         for number in range(WARM):
             self._on_disk(self.engines["measured"], self._prompts[number % PROMPTS])
         times: dict[str, list[float]] = {mode: [] for mode in MODES}
-        for one in self._prompts:
-            for mode, engine in self.engines.items():
-                times[mode].append(self._on_disk(engine, one))
+        for number in range(ROUNDS * PROMPTS):
+            for mode in (*MODES[number % 3 :], *MODES[: number % 3]):
+                times[mode].append(self._on_disk(self.engines[mode], self._prompts[number % PROMPTS]))
         return times
 
     def _on_disk(self, engine: VllmEngine, tokens: list[int]) -> float:
@@ -66,28 +69,27 @@ class Contest:
         return time.perf_counter() - began
 
 
-def row(multiple: float, times: dict[str, list[float]]) -> dict[str, object]:
-    """Returns the medians, and the ratio of what was measured to the better of the two others, with its interval."""
+def row(multiple: float, times: dict[str, list[float]]) -> dict[str, Any]:
+    """Returns the ratio of what was measured to the better of the two others, with its interval."""
     medians = {mode: statistics.median(some) for mode, some in times.items()}
     better = min(("always", "never"), key=medians.__getitem__)
-    low, high = median_interval([one / medians[better] for one in times["measured"]])
-    return {"multiple": multiple, **medians, "ratio": medians["measured"] / medians[better], "low": low, "high": high}
+    low, high = median_interval([one / other for one, other in zip(times["measured"], times[better], strict=True)])
+    against = "; ".join(f"{mode} {1e3 * median:.0f} ms" for mode, median in medians.items())
+    result = Result(f"loading_{multiple:g}_x", medians["measured"] / medians[better], "x", against, at_most(1.10))
+    return row_of(result) | {"low": low, "high": high, "load_average": os.getloadavg()[0]}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("multiples", nargs="*", type=float, default=MULTIPLES)
-    multiples = parser.parse_args().multiples
+def rows() -> Iterator[dict[str, Any]]:
+    """Yields the results."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         delay = Path(folder) / "seconds"
         delay.write_text("0")
         found = [str(HARNESS / "slowed_disk"), str(HARNESS), os.environ.get("PYTHONPATH", "")]
         os.environ.update({"PYTHONPATH": os.pathsep.join(found), "SLOWED_DISK": str(delay)})
         contest = Contest(stack.enter_context(scene_of("llama")), stack, delay)
-        print(json.dumps({"device": machine(), "load": os.getloadavg(), "computing": contest.computing}))
-        for multiple in multiples:
-            print(json.dumps(row(multiple, contest.run(multiple))), flush=True)
+        for multiple in MULTIPLES:
+            yield row(multiple, contest.run(multiple))
 
 
 if __name__ == "__main__":
-    main()
+    run_command(__doc__, RESULTS, lambda: {"measured": True, "device": machine(), "results": [*rows()]})

@@ -125,6 +125,22 @@ def _vllm(sources: Sources) -> Section:
     return Section(f"`bench/results/engines-vllm-0.32.json`; {record['device']}; {record['date']}.", [head, *rows])
 
 
+def _slowed_disk(sources: Sources) -> Section:
+    record = sources.record("slowed-disk-vllm-0.32")
+    rows = [_slowed(result) for result in record["results"]]
+    head = ["loading takes, times computing", "over the better (95 % interval)", "goal", "medians"]
+    busy = max(float(result["load_average"]) for result in record["results"])
+    caption = f"`bench/results/slowed-disk-vllm-0.32.json`; {record['device']}, load {busy:.0f}; {record['date']}."
+    return Section(caption, [head, *rows])
+
+
+def _slowed(result: dict[str, object]) -> Cells:
+    ratio, against = _ratio(result)
+    missed = "" if result["met"] else ", **missed**"
+    times = str(result["name"]).removeprefix("loading_").removesuffix("_x")
+    return [f"{times} x", ratio, str(result["goal"]).removeprefix("<= ") + missed, against]
+
+
 def _ratio(result: dict[str, object]) -> Cells:
     value, low, high = (f"{result[key]:.3g}" for key in ("value", "low", "high"))
     return [f"{value} x ({low} to {high})", str(result["against"])]
@@ -162,5 +178,6 @@ SECTIONS: dict[str, Callable[[Sources], Section]] = {
     "gpu launches": _gpu_launches,
     "service": _kept("service"),
     "vllm": _vllm,
+    "slowed disk": _slowed_disk,
     "huge pages": _huge_pages,
 }
