@@ -6,6 +6,7 @@ pins nothing. PromptReader has the steps in the middle for engines that wait, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -98,7 +99,14 @@ class PromptReader:
             read.finish()
         return read is not None
 
-    def plan(self, found: GroupMatch, present: int, deadline: Deadline, least: int = 1) -> TierRead | None:
+    def plan(
+        self,
+        found: GroupMatch,
+        present: int,
+        deadline: Deadline,
+        least: int = 1,
+        ask_timeout: float = math.inf,
+    ) -> TierRead | None:
         """Returns a read of what disk and fleet have after a match, as far as loading is faster than computing.
 
         Waits for an attachment in progress and for the answer of the fleet. Pages that are slower to load may be read
@@ -109,6 +117,7 @@ class PromptReader:
             present: The tokens that the engine has itself.
             deadline: The end of all waiting. The fleet is not asked without time left.
             least: The least number of tokens by which the fleet must make the prefix longer.
+            ask_timeout: Seconds to wait for the answer of the fleet.
 
         Returns:
             The read; None if nothing is worth it.
@@ -123,10 +132,11 @@ class PromptReader:
             if disk is Decision.PROBE:
                 self._read(found, None, on_disk, deadline).start()
             return None
-        hit, fleet = self._ask(found, present, deadline, least)
+        needed = range(max(present, found.available_tokens), found.asked)
+        location = self._ask(found, needed, deadline, min(deadline.left, ask_timeout)) if len(needed) >= least else None
+        hit, fleet = self.choose(location, least, deadline.left) if location is not None else (None, Decision.COMPUTE)
         if hit is not None and fleet in _READ:
-            needed = range(max(present, found.available_tokens), hit.tokens)
-            read = self._read(found, hit, needed, deadline)
+            read = self._read(found, hit, range(needed.start, hit.tokens), deadline)
             if fleet is Decision.LOAD:
                 return read
             read.start()
@@ -153,17 +163,13 @@ class PromptReader:
             return hit, self.rule.probe(LowerTier.FLEET, clock.now())
         return in_time, self.rule.decide(LowerTier.FLEET, range(begins, in_time.tokens), clock.now())
 
-    def _ask(
-        self, found: GroupMatch, present: int, deadline: Deadline, least: int
-    ) -> tuple[LocatedHit | None, Decision]:
-        """Asks the fleet, and returns what choose() does."""
-        needed, left = range(max(present, found.available_tokens), found.asked), deadline.left
-        if len(needed) < least or not left or not self.rule.asks(LowerTier.FLEET, needed, clock.now()):
-            return None, Decision.COMPUTE
-        location = request_group_location(self._attachment(), found, left)
-        if not location.wait(min(deadline.left, self.rule.longest_wait(LowerTier.FLEET, needed))):
-            return None, Decision.COMPUTE
-        return self.choose(location, least, deadline.left)
+    def _ask(self, found: GroupMatch, needed: range, deadline: Deadline, timeout: float) -> GroupLocation | None:
+        """Returns what the fleet has of the tokens after a match; None if it has none, or is not worth asking."""
+        if not timeout or not self.rule.asks(LowerTier.FLEET, needed, clock.now()):
+            return None
+        location = request_group_location(self._attachment(), found, deadline.left)
+        longest = self.rule.longest_wait(LowerTier.FLEET, needed)
+        return location if location.wait(min(timeout, longest)) else None
 
     def _read(self, found: GroupMatch, hit: LocatedHit | None, needed: range, deadline: Deadline) -> TierRead:
         """Returns a read of the pages that memory lacks.

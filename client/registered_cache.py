@@ -239,8 +239,8 @@ class RegisteredCache:
     def computed(self, seconds: float, *prompts: range) -> None:
         """Reports how long a step has taken, so that load() leaves out what is computed faster than it is loaded.
 
-        load() measures itself what disk and fleet deliver. Before the first report it loads everything. Steps that
-        only generate answers are not reported.
+        load() measures itself what disk and fleet deliver. Before the first report it loads everything. A step that
+        only generates answers has no prompts; one report of it after each step with prompts is enough.
 
         Args:
             seconds: The time of the step.

@@ -24,12 +24,14 @@ from transformers.cache_utils import DynamicLayer
 
 from pagetier.client.client import Client
 from pagetier.client.keys import Namespace
+from pagetier.client.load_or_compute import ProcessRule
 from pagetier.client.paged_blocks import Blocks
 from pagetier.client.store_result import StoreResult
 from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.page_layout import PageLayout, Rows
 from pagetier.kernels.layout.slot_map import slot_map
 from pagetier.kernels.layout.transfer import PagedCache
+from pagetier.shm import clock
 
 _ROPE_BY_LENGTH = ("dynamic", "longrope")
 
@@ -65,7 +67,7 @@ class PromptCache:
 
     def __init__(self, client: Client, model: PreTrainedModel, namespace: Namespace) -> None:
         self.namespace = namespace
-        self._client = client
+        self._client, self._rule = client, ProcessRule()
         self._model = model
         self._layout = _page_layout(model, namespace.page_tokens)
 
@@ -77,6 +79,7 @@ class PromptCache:
     def load(self, prompt: torch.Tensor, timeout: float | None = None) -> CachedPrompt:
         """Returns what is cached of a prompt, in a new cache of the caller's.
 
+        Pages on disk are left out once prefill() has shown that computing them is faster.
         The last token is never loaded, so that the engine has one to compute.
 
         Args:
@@ -85,9 +88,8 @@ class PromptCache:
         """
         with self._client.match(self.namespace.keys(prompt[:-1])) as match:
             states = self._empty_states(match.available_pages * self._layout.tokens)
-            loaded = (
-                self._client.load(match, self._blocks(states, match.available_pages), timeout=timeout) if states else 0
-            )
+            blocks, rule = self._blocks(states, match.available_pages) if states else None, self._rule.rule
+            loaded = self._client.load(match, blocks, timeout=timeout, rule=rule) if blocks else 0
             from_disk = match.from_disk
         tokens = loaded * self._layout.tokens
         return CachedPrompt(tokens, self._cache_of(states, tokens), loaded - from_disk, from_disk)
@@ -101,7 +103,10 @@ class PromptCache:
             The logits of each chunk, [tokens, vocabulary]: of its last `logits_to_keep` tokens, or of all if that is 0.
         """
         for start in range(cache.get_seq_length(), len(prompt), self._layout.tokens):
-            yield self._forward(prompt[start : start + self._layout.tokens], cache, logits_to_keep)
+            chunk, began = prompt[start : start + self._layout.tokens], clock.now()
+            logits = self._forward(chunk, cache, logits_to_keep)
+            self._rule.computed(clock.now() - began, [range(start, start + len(chunk))])
+            yield logits
 
     def store(self, prompt: torch.Tensor, cache: DynamicCache) -> StoreResult:
         """Stores the full pages of a prompt. Pages that are already cached are not read.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -22,11 +21,11 @@ from pagetier.client.keys import Keys
 from pagetier.client.store_result import Outcome
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 from pagetier.shm import clock
-from pagetier.shm._core import KEY_BYTES, TierFlag
+from pagetier.shm._core import KEY_BYTES
+from pagetier.shm.clock import Deadline
 from pagetier.shm.protocol import Prompt
 
 _TRAILING: Final = "trailing_pages"
-_MEMORY: Final = np.uint8(TierFlag.MEMORY)
 _MOST_BATCHES: Final = 4096  # between two reports
 
 Groups = Mapping[str, EngineGroup]
@@ -71,6 +70,7 @@ class StoragePages:
     ) -> None:
         self._client, self._opened, self._limits, self._timeout = client, opened, limits, limits.timeout
         self._stores = stores
+        self._reader = client.reader()
         self.loaded: deque[CopiedBatch] = deque(maxlen=_MOST_BATCHES)
         self.stored: deque[CopiedBatch] = deque(maxlen=_MOST_BATCHES)
 
@@ -84,11 +84,8 @@ class StoragePages:
             return 0
         asked = _keys(groups[FULL], keys, extra)
         with self._client.find_groups((_whole(asked),)) as found:
-            memory, available = _pages(found, asked)
-            self._read(asked[:available], memory)
-            pages = max(available, self._from_fleet(found))
-            self._count_lookup(found, pages, asked)
-        return pages
+            tokens = self._begin_read(found)
+        return tokens // asked.namespace.page_tokens
 
     def restorable(self, keys: Sequence[str], transfers: Sequence[Any], extra: Any) -> Restorable:
         """Returns the prefixes for which all pools have what they need, in any tier. It counts as a lookup.
@@ -107,50 +104,45 @@ class StoragePages:
         asked = _keys(groups[FULL], keys, extra)
         prompt = _group_keys(groups, asked, hashes_of(keys), transfers)
         with self._client.find_groups(prompt) as found:
-            here = self._here(groups, found, keys, transfers)
-            longest, fleet = max(here.lengths, default=0), self._from_fleet(found)
-            self._count_lookup(found, max(longest, fleet), asked)
-        if fleet > longest:
-            return Restorable((*here.lengths, fleet), dict.fromkeys(here.by_pool, fleet))
+            pages = self._begin_read(found) // asked.namespace.page_tokens
+            here = self._here(groups, found, min(pages, _available(found)), keys, transfers)
+        if pages > max(here.lengths, default=0):
+            return Restorable((*here.lengths, pages), dict.fromkeys(here.by_pool, pages))
         return here
 
-    def _here(self, groups: Groups, found: GroupMatch, keys: Sequence[str], transfers: Sequence[Any]) -> Restorable:
-        """Returns the prefixes that memory and disk have, and begins to read what is on disk only."""
-        asked = found.groups[0].keys
-        located = self._located(asked)
+    def _here(
+        self, groups: Groups, found: GroupMatch, most: int, keys: Sequence[str], transfers: Sequence[Any]
+    ) -> Restorable:
+        """Returns the prefixes of at most `most` pages that memory and disk have."""
+        located = self._located(found.groups[0].keys)
         pages = _leading(located)
         hashes, by_pool = hashes_of(keys[:pages]), {FULL: pages}
         # The tiers of the match are counted, so that no prefix may be longer if pages have come since.
-        legal = np.arange(pages) < found.available_tokens // asked.namespace.page_tokens
+        legal = np.arange(pages) < most
         for transfer in transfers:
             there = self._located(groups[transfer.name.value].keys(hashes)) != 0
             needed = max(1, len(transfer.keys or ())) if transfer.hit_policy == _TRAILING else pages
             own = _whole_windows(there, needed)
             by_pool[transfer.name.value] = int(np.flatnonzero(own)[-1]) + 1 if own.any() else 0
             legal &= own
-        lengths = (np.flatnonzero(legal) + 1).tolist()
-        if lengths:
-            self._read(asked[: lengths[-1]], _leading(located & _MEMORY))
-            self._read_windows(groups, hashes[: lengths[-1] * KEY_BYTES], transfers)
-        return Restorable(tuple(lengths), by_pool)
+        return Restorable(tuple((np.flatnonzero(legal) + 1).tolist()), by_pool)
 
-    def _from_fleet(self, found: GroupMatch) -> int:
-        """Returns the longest prefix in pages that needs the fleet, and begins to read it; 0 if there is none.
+    def _begin_read(self, found: GroupMatch) -> int:
+        """Begins to read what memory lacks for a later load, and counts the lookup.
 
         SGLang does not call it on its scheduler's thread, which waits for nothing.
+
+        Returns:
+            The tokens of the longest prefix that can be restored.
         """
-        session, timeout = self._client.session, self._timeout
-        if session is None or not session.asks_fleet:
-            return 0
-        least = found.available_tokens + self._limits.least
-        location = self._client.locate_groups(found) if found.asked >= least else None
-        if location is None or not location.wait(min(self._limits.ask_timeout, timeout)):
-            return 0
-        hit = location.longest_hit(location.rate * timeout or math.inf)
-        if hit is None or hit.tokens < least:
-            return 0
-        self._client.prefetch_groups(found, timeout, hit)
-        return hit.tokens // found.groups[0].group.page_tokens
+        limits, deadline = self._limits, Deadline(self._timeout)
+        read = self._reader.plan(found, 0, deadline, limits.least, limits.ask_timeout)
+        if read is not None:
+            read.start()
+        tokens = found.tokens if read is None else read.tokens
+        self._client.sample_lookup(found)
+        self._client.count_lookup(by_tier(found.lookup, found.tokens, found.available_tokens, tokens))
+        return tokens
 
     def load(self, name: str, keys: Sequence[str], indices: Any, extra: Any) -> int:
         """Loads pages of a pool, and returns how many, from the first on. It does not count as a lookup."""
@@ -186,29 +178,10 @@ class StoragePages:
         """Closes the client."""
         self._client.close()
 
-    def _count_lookup(self, found: GroupMatch, pages: int, asked: Keys) -> None:
-        """Counts a lookup that gets so many pages, each in the tier that has it."""
-        self._client.sample_lookup(found)
-        tokens = pages * asked.namespace.page_tokens
-        self._client.count_lookup(by_tier(found.lookup, found.tokens, found.available_tokens, tokens))
-
-    def _read(self, keys: Keys, memory: int) -> None:
-        """Requests these pages if more of them than the first `memory` ones are to be read from disk."""
-        if len(keys) > memory:
-            self._client.prefetch(keys, self._timeout)
-
     def _located(self, keys: Keys) -> npt.NDArray[np.uint8]:
         """Returns the TierFlag of each page."""
         session = self._client.session
         return np.frombuffer(session.locate(keys.data) if session is not None else bytes(len(keys)), np.uint8)
-
-    def _read_windows(self, groups: Groups, hashes: bytes, transfers: Sequence[Any]) -> None:
-        """Requests the pages of other pools that the longest prefix needs and that are on disk only."""
-        for transfer in transfers:
-            needed = len(transfer.keys or ()) * KEY_BYTES if transfer.hit_policy == _TRAILING else 0
-            keys = groups[transfer.name.value].keys(hashes[-needed:])
-            if not (self._located(keys) & _MEMORY).all():
-                self._client.prefetch(keys, self._timeout)
 
 
 def _counted(batches: deque[CopiedBatch], group: EngineGroup, pages: int, began: float) -> int:
@@ -238,10 +211,9 @@ def _whole(keys: Keys) -> GroupKeys:
     return GroupKeys(FullAttention(keys.namespace.page_tokens), keys)
 
 
-def _pages(found: GroupMatch, keys: Keys) -> tuple[int, int]:
-    """Returns how many pages, from the first on, are in memory, and how many are in memory or on disk."""
-    page_tokens = keys.namespace.page_tokens
-    return found.tokens // page_tokens, found.available_tokens // page_tokens
+def _available(found: GroupMatch) -> int:
+    """Returns how many pages, from the first on, memory and disk have."""
+    return found.available_tokens // found.groups[0].group.page_tokens
 
 
 def _group_keys(groups: Groups, full: Keys, hashes: bytes, transfers: Sequence[Any]) -> tuple[GroupKeys, ...]:
