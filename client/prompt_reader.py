@@ -134,34 +134,15 @@ class PromptReader:
             return None
         needed = range(max(present, found.available_tokens), found.asked)
         location = self._ask(found, needed, deadline, min(deadline.left, ask_timeout)) if len(needed) >= least else None
-        hit, fleet = self.choose(location, least, deadline.left) if location is not None else (None, Decision.COMPUTE)
+        hit, fleet = (
+            choose_hit(self.rule, location, least, deadline.left) if location is not None else (None, Decision.COMPUTE)
+        )
         if hit is not None and fleet in _READ:
             read = self._read(found, hit, range(needed.start, hit.tokens), deadline)
             if fleet is Decision.LOAD:
                 return read
             read.start()
         return self._read(found, None, on_disk, deadline) if on_disk else None
-
-    def choose(self, location: GroupLocation, least: int, timeout: float) -> tuple[LocatedHit | None, Decision]:
-        """Returns the longest hit that the fleet can bring in time, and what becomes of it.
-
-        Args:
-            location: The answer of the fleet.
-            least: The least number of tokens by which the fleet must make the prefix longer.
-            timeout: Seconds that the fleet has.
-
-        Returns:
-            The hit, None if there is none; and the decision. A hit that cannot come in time is not loaded.
-        """
-        begins = location.match.available_tokens
-        hit = _long_enough(location.longest_hit(), begins + least)
-        if hit is None:
-            return None, Decision.COMPUTE
-        part = self.rule.part_in_time(LowerTier.FLEET, hit.tokens - begins, timeout)
-        in_time = hit if part == 1 else _long_enough(location.longest_hit(part * hit.fleet_bytes), begins + least)
-        if in_time is None:
-            return hit, self.rule.probe(LowerTier.FLEET, clock.now())
-        return in_time, self.rule.decide(LowerTier.FLEET, range(begins, in_time.tokens), clock.now())
 
     def _ask(self, found: GroupMatch, needed: range, deadline: Deadline, timeout: float) -> GroupLocation | None:
         """Returns what the fleet has of the tokens after a match; None if it has none, or is not worth asking."""
@@ -190,6 +171,31 @@ class PromptReader:
         sent = SentRead(tier, tokens - begins, 0, 0.0, timeout)
         begun = _measured(self.rule, pending, sent, len(keys) // KEY_BYTES)
         return TierRead(tokens, pending, begun, deadline, self.rule.longest_wait(tier, needed))
+
+
+def choose_hit(
+    rule: LoadOrCompute, location: GroupLocation, least: int, timeout: float
+) -> tuple[LocatedHit | None, Decision]:
+    """Returns the longest hit that the fleet can bring in time, and what becomes of it. Never waits.
+
+    Args:
+        rule: The rule.
+        location: The answer of the fleet.
+        least: The least number of tokens by which the fleet must make the prefix longer.
+        timeout: Seconds that the fleet has.
+
+    Returns:
+        The hit, None if there is none; and the decision. A hit that cannot come in time is not loaded.
+    """
+    begins = location.match.available_tokens
+    hit = _long_enough(location.longest_hit(), begins + least)
+    if hit is None:
+        return None, Decision.COMPUTE
+    part = rule.part_in_time(LowerTier.FLEET, hit.tokens - begins, timeout)
+    in_time = hit if part == 1 else _long_enough(location.longest_hit(part * hit.fleet_bytes), begins + least)
+    if in_time is None:
+        return hit, rule.probe(LowerTier.FLEET, clock.now())
+    return in_time, rule.decide(LowerTier.FLEET, range(begins, in_time.tokens), clock.now())
 
 
 def _measured(rule: LoadOrCompute, pending: PendingRequest[int], read: SentRead, pages: int) -> Callable[[], None]:

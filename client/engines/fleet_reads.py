@@ -17,6 +17,7 @@ from pagetier.client.group_fleet_lookup import GroupLocation, LocatedHit
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.load_or_compute import Decision, LoadOrCompute
 from pagetier.client.prefetch import Prefetch
+from pagetier.client.prompt_reader import choose_hit
 from pagetier.client.tier_speed import LowerTier
 from pagetier.shm import clock
 
@@ -164,7 +165,7 @@ class FleetReads:
     def _read(self, read: FleetRead, location: GroupLocation) -> None:
         if read.hit is not None:
             return  # called twice
-        hit, decision = self._decided(location)
+        hit, decision = choose_hit(self._rule, location, self.limits.least, self.limits.timeout or _LEAST_S)
         begins = location.match.available_tokens
         if hit is not None and decision in (Decision.COMPUTE, Decision.PROBE):
             read.slower_tokens = hit.tokens - begins
@@ -181,20 +182,3 @@ class FleetReads:
             read.waker.wake()
 
         prefetch.call_when_ready(ended)
-
-    def _decided(self, location: GroupLocation) -> tuple[LocatedHit | None, Decision]:
-        """Returns the longest hit that can come in time, and what becomes of it."""
-        hit, begins = self._worthwhile_hit(location, math.inf), location.match.available_tokens
-        if hit is None:
-            return None, Decision.COMPUTE
-        part = self._rule.part_in_time(LowerTier.FLEET, hit.tokens - begins, self.limits.timeout or _LEAST_S)
-        in_time = self._worthwhile_hit(location, part * hit.fleet_bytes)
-        if in_time is None:
-            return hit, self._rule.probe(LowerTier.FLEET, clock.now())
-        return in_time, self._rule.decide(LowerTier.FLEET, range(begins, in_time.tokens), clock.now())
-
-    def _worthwhile_hit(self, location: GroupLocation, most_bytes: float) -> LocatedHit | None:
-        """Returns the longest hit within these bytes, None if it gains less than `limits.least` tokens."""
-        hit = location.longest_hit(most_bytes)
-        gains = hit is not None and hit.tokens - location.match.available_tokens >= self.limits.least
-        return hit if gains else None

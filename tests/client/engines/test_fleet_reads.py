@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -60,7 +61,7 @@ class _SlowFleet:
         self.session = SimpleNamespace(asks_fleet=True)
 
     def locate_groups(self, match: Any) -> Any:
-        def longest_hit(most_bytes: float) -> Any:
+        def longest_hit(most_bytes: float = math.inf) -> Any:
             return hit_of(match.asked) if most_bytes >= 4 else None
 
         return SimpleNamespace(match=match, longest_hit=longest_hit, call_when_ready=lambda call: call())
