@@ -12,9 +12,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from pagetier.client.engines.events.idle_publisher import IdlePublisher, use_next_publisher
 from pagetier.client.engines.unsupported import reported_as_unsupported
-from pagetier.client.engines.vllm.connector_metadata import ReportedShapes, ShapesMetadata, StepMetadata, agreed_shapes
+from pagetier.client.engines.vllm.connector_metadata import (
+    NOTHING_TO_DO,
+    ReportedShapes,
+    ShapesMetadata,
+    StepMetadata,
+    agreed_shapes,
+)
 from pagetier.client.engines.vllm.engine_log import route_logs
-from pagetier.client.engines.vllm.messages import Finished, StepCommands
+from pagetier.client.engines.vllm.messages import NO_COMMANDS, NOTHING_FINISHED, StepCommands
 from pagetier.client.engines.vllm.metrics import PagetierMetrics, PagetierStats, hit_sources
 from pagetier.client.engines.vllm.namespace import PageShape
 from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler
@@ -78,7 +84,8 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         self._shapes: tuple[PageShape, ...] = ()
         self._unsent: list[ShapesMetadata] = []
         self._loaded_groups: tuple[int, ...] = ()
-        self._finished: Finished | None = None
+        self._finished = NOTHING_FINISHED
+        self._step = NOTHING_TO_DO
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
@@ -126,8 +133,9 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         """Waits for or cancels the stores that read blocks which this step writes, before the step is computed."""
-        if self._worker is not None:
-            self._worker.end_overwritten_stores(kv_connector_metadata.commands)
+        commands: StepCommands = kv_connector_metadata.commands
+        if commands.written and self._worker is not None:
+            self._worker.end_overwritten_stores(commands)
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         """Receives the commands of the step.
@@ -136,10 +144,15 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         so that the loads would be reported one step later. On a GPU the pass has only been enqueued.
         """
         super().bind_connector_metadata(connector_metadata)
-        self._use_pages(connector_metadata)
+        self._step = connector_metadata
+        if connector_metadata is NOTHING_TO_DO:
+            return
+        commands: StepCommands = connector_metadata.commands
+        if commands.loads or commands.stores:
+            self._use_pages(connector_metadata)
         self.handle_preemptions(connector_metadata)
-        if self._worker is not None and self._worker.on_host:
-            self._worker.load(self._commands.loads)
+        if commands.loads and self._worker is not None and self._worker.on_host:
+            self._worker.load(commands.loads)
 
     def _use_pages(self, metadata: StepMetadata) -> None:
         """Stores pages as the scheduler chooses: their number of blocks, and the model that it has identified."""
@@ -149,8 +162,8 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Begins the loads on a GPU; they complete in the background."""
-        if self._worker is not None and not self._worker.on_host:
-            self._worker.load(self._commands.loads)
+        if (loads := self._step.commands.loads) and self._worker is not None and not self._worker.on_host:
+            self._worker.load(loads)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Does nothing: no request is computed before it is loaded."""
@@ -160,27 +173,26 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self) -> None:
         """Begins the stores of the step."""
-        if self._worker is not None and self._directions.stores:
-            self._worker.store(self._commands.stores)
+        if (stores := self._step.commands.stores) and self._worker is not None and self._directions.stores:
+            self._worker.store(stores)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Returns the requests whose stores have ended and the requests whose loads have ended."""
         if self._worker is None:
             return None, None
-        self._finished = self._worker.finished(self._get_connector_metadata().idle)
-        return set(self._finished.stored), set(self._finished.loaded)
+        finished = self._finished = self._worker.finished(self._step.idle)
+        return set(finished.stored), set(finished.loaded)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
         """Returns the same as get_finished(), and the failed loads. vLLM calls it from 0.30 on."""
         stored, loaded = self.get_finished(finished_req_ids)
-        failed = set(self._finished.failed) if self._finished is not None else set()
-        return base.KVConnectorTransferResults(stored or set(), loaded or set(), failed)
+        if self._finished is NOTHING_FINISHED:
+            return base.KVConnectorTransferResults()
+        return base.KVConnectorTransferResults(stored or set(), loaded or set(), set(self._finished.failed))
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Returns the blocks of failed loads, which vLLM reads up to 0.29; later it is empty."""
-        if self._finished is None or _BY_REQUEST:
-            return set()
-        return set(self._finished.blocks)
+        return set() if _BY_REQUEST else set(self._finished.blocks)
 
     def build_connector_worker_meta(self) -> ReportedShapes | None:
         """Returns this worker's page shapes once, or None."""
@@ -263,8 +275,10 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         """Returns the commands of the step."""
         half, idle = self._scheduler, not scheduler_output.total_num_scheduled_tokens
-        command, blocks = (StepCommands(), 1) if half is None else (half.build(scheduler_output), half.page_blocks)
-        return StepMetadata(command, idle, self._identity, blocks)
+        commands, blocks = (NO_COMMANDS, 1) if half is None else (half.build(scheduler_output), half.page_blocks)
+        if commands is NO_COMMANDS and not idle:
+            return NOTHING_TO_DO
+        return StepMetadata(commands, idle, self._identity, blocks)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Processes the reports of the workers at the end of a step."""
@@ -321,8 +335,3 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> PagetierMetrics:
         """Returns the counters for /metrics."""
         return PagetierMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-
-    @property
-    def _commands(self) -> StepCommands:
-        command: StepCommands = self._get_connector_metadata().commands
-        return command

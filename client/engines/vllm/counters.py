@@ -39,10 +39,13 @@ class ConnectorCounters:
 
     def add(self, name: str, count: int) -> None:
         """Adds `count` to another counter."""
-        self._counts[name] += count
+        if count:
+            self._counts[name] += count
 
     def taken(self) -> dict[str, int]:
         """Returns the counts that are not 0, and resets them."""
+        if not self._counts:
+            return {}  # as in most steps
         counts, self._counts = self._counts, Counter()
         return {name: count for name, count in counts.items() if count}
 

@@ -114,6 +114,9 @@ class StepCommands(msgspec.Struct, frozen=True):
     written: frozenset[int] = frozenset()
 
 
+NO_COMMANDS: Final = StepCommands()
+
+
 class Finished(msgspec.Struct, frozen=True):
     """What has ended since the last call.
 

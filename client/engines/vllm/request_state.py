@@ -209,9 +209,8 @@ class RequestState:
         Those of the engine's groups come first.
         """
         kinds = [group.kind for group in self.groups]
-        keys = [
-            keys[tokens // kind.page_tokens :] if tokens else keys for kind, keys in zip(kinds, self.keys, strict=True)
-        ]
+        pairs = zip(kinds, self.keys, strict=True)
+        keys = [keys[tokens // kind.page_tokens :] if tokens else keys for kind, keys in pairs]
         asked = [GroupKeys(kind, group_keys) for kind, group_keys in zip(kinds, keys, strict=True)]
         for group, group_keys in zip(self.groups, keys, strict=True):
             asked.extend(group.after_a_hit(group_keys))
@@ -233,6 +232,10 @@ class RequestState:
     def completes_no_page(self, begins: int, ends: int) -> bool:
         """Returns whether a step from `begins` to `ends` tokens certainly completes no page. It is a cheap check."""
         return self._planned_until <= begins and ends < self._completes_next
+
+    def steps_before_page(self, ends: int) -> int:
+        """Returns how many steps of a token complete no page after `ends` tokens; negative if one is left out now."""
+        return self._completes_next - ends - 1
 
     def mark_planned(self, ends: int) -> None:
         """Records that all pages that are complete at `ends` tokens have store commands, if they could have them."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence, Set
+import math
+from collections.abc import Collection, Iterable, Sequence, Set
 from secrets import token_hex
 from typing import Any, Final
 
@@ -17,18 +18,14 @@ from pagetier.client.engines.vllm.finished_hints import FinishedHints
 from pagetier.client.engines.vllm.gpu_pages import GpuPages
 from pagetier.client.engines.vllm.load_planner import load_command
 from pagetier.client.engines.vllm.lora import LoraAdapters, private_name
-from pagetier.client.engines.vllm.messages import LoadCommand, StepCommands, StoreCommand
+from pagetier.client.engines.vllm.messages import StepCommands
 from pagetier.client.engines.vllm.namespace import with_adapter
+from pagetier.client.engines.vllm.next_step import NextStep
 from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.private_namespaces import PrivateNamespaces
 from pagetier.client.engines.vllm.request_state import NO_TOKENS, LoadedTokens, PinnedHit, RequestState
 from pagetier.client.engines.vllm.step_times import StepTimes
-from pagetier.client.engines.vllm.store_planner import (
-    blocks_of_others,
-    late_store_commands,
-    store_commands,
-    take_blocks,
-)
+from pagetier.client.engines.vllm.store_planner import late_store_commands
 from pagetier.client.engines.vllm.tier_reads import ReadLimits, TierReads
 from pagetier.client.keys import Namespace
 from pagetier.shm import clock
@@ -72,10 +69,8 @@ class SchedulerHalf:
         self.steps = StepTimes(self.reads.rule)
         self._arriving = ArrivingPages(prefix_cache)
         self._tracked: dict[str, RequestState] = {}
-        self._loads: list[LoadCommand] = []
-        self._written: set[int] = set()
-        self._given: dict[str, Sequence[Sequence[Any]]] = {}  # the blocks of new requests that load nothing of ours
-        self._late: list[StoreCommand] = []
+        self._next = NextStep(self._tracked)
+        self._pins_expire_at = math.inf
         self._engine_id = token_hex(16)
         self._private = PrivateNamespaces(client, private)
         self.counters, self.events = ConnectorCounters(), events
@@ -137,10 +132,7 @@ class SchedulerHalf:
         if found is not None and self.gpu_pages is None:
             tracked.mark_stored(found.match.available_tokens)
         if external and found is not None:
-            command = load_command(tracked, found, blocks, external)
-            self._loads.append(command)
-            tracked.loading_into = command.blocks
-            self._written |= tracked.loading_into
+            tracked.loading_into = self._next.load(load_command(tracked, found, blocks, external))
             tracked.loading = True
             tracked.taken = found.taken(external)
             if external == tracked.offered:
@@ -148,26 +140,23 @@ class SchedulerHalf:
         elif not external:
             self._lookups.count(tracked, NO_TOKENS)
             if tracked.is_new:  # vLLM calls this again after a load
-                self._given[request.request_id] = blocks
+                self._next.gives(request.request_id, blocks)
 
     def build(self, output: Any) -> StepCommands:
         """Returns the commands of a step. `output` is vLLM's SchedulerOutput."""
-        # Blocks come before stores: a page may become complete in a block that this very step has given.
-        self._written.update(take_blocks(self._tracked, output), blocks_of_others(self._tracked, self._given, output))
-        gpu, tracked = self.gpu_pages, self._tracked
-        planned = store_commands(tracked, output) if gpu is None else gpu.plan(tracked, output, self._written)
-        stores = (*planned, *self._late)
+        commands = self._next.build(output, self.gpu_pages)
         if self.events is not None:
-            self.events.scheduled(map(tracked.get, output.num_scheduled_tokens))
-        commands = StepCommands(tuple(self._loads), stores, frozenset(self._written))
-        self._loads, self._late, self._written, self._given = [], [], set(), {}
+            self.events.scheduled(map(self._tracked.get, output.num_scheduled_tokens))
         self._arriving.end_step()
-        self._release_expired(clock.now())
-        self.steps.begin(output, tracked, clock.now())
+        if (now := clock.now()) >= self._pins_expire_at:
+            self._release_expired(now)
+        self.steps.begin(output, self._tracked, now)
         return commands
 
-    def failed(self, requests: Container[str], blocks: Set[int]) -> None:
+    def failed(self, requests: Collection[str], blocks: Set[int]) -> None:
         """Records that a worker could not load these requests or blocks. Other workers may still be loading them."""
+        if not requests and not blocks:
+            return
         for name, tracked in self._tracked.items():
             if name in requests or (tracked.loading and tracked.loading_into & blocks):
                 tracked.failures += 1
@@ -195,7 +184,7 @@ class SchedulerHalf:
         late = late_store_commands(tracked, blocks)
         if self.gpu_pages is not None:
             late = [*self.gpu_pages.remember(late)]
-        self._late.extend(late)
+        self._next.store(late)
         if self.events is not None:
             self.events.learn(tracked)
         if self.gpu_pages is None:
@@ -244,6 +233,7 @@ class SchedulerHalf:
         self._client.close()
 
     def _track(self, request: Any) -> RequestState:
+        self._next.changes()
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
             said = self._hints.read(request)
@@ -292,9 +282,13 @@ class SchedulerHalf:
         reads_fleet = tracked.fleet is not None and tracked.fleet.hit is not None
         on_host = min(tokens, tracked.on_host) if reads_fleet else tokens
         tracked.found = PinnedHit(match, tokens, min(tokens, tracked.from_memory), on_host, now, begins)
+        self._pins_expire_at = min(self._pins_expire_at, now + _PINNED_S)
         return tracked.found
 
     def _release_expired(self, now: float) -> None:
+        self._pins_expire_at = math.inf
         for tracked in self._tracked.values():
             if tracked.found is not None and now - tracked.found.since >= _PINNED_S:
                 tracked.release_hit()
+            elif tracked.found is not None:
+                self._pins_expire_at = min(self._pins_expire_at, tracked.found.since + _PINNED_S)

@@ -27,12 +27,19 @@ def take_blocks(tracked: Mapping[str, RequestState], output: Any) -> set[int]:
     written: set[int] = set()
     for new in output.scheduled_new_reqs:
         written.update(_fresh(new, tracked.get(new.req_id)))
+    return (written | take_more_blocks(tracked, output)) - {0}
+
+
+def take_more_blocks(tracked: Mapping[str, RequestState], output: Any) -> set[int]:
+    """Does what take_blocks() does, in a step without requests that were not computed in the step before."""
+    written: set[int] = set()
     cached = output.scheduled_cached_reqs
-    for request, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
-        if blocks is not None:
-            written.update(*blocks)
-            if (one := tracked.get(request)) is not None:
-                one.extend_tables(blocks, resumed=request in cached.resumed_req_ids)
+    if any(cached.new_block_ids):  # in most steps no request gets a block
+        for request, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if blocks is not None:
+                written.update(*blocks)
+                if (one := tracked.get(request)) is not None:
+                    one.extend_tables(blocks, resumed=request in cached.resumed_req_ids)
     written.update(getattr(output, "new_block_ids_to_zero", None) or ())
     written.update(copy.dst_block_id for copy in getattr(output, "kv_cache_block_copies", None) or ())
     return written - {0}

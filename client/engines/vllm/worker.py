@@ -164,7 +164,8 @@ class WorkerHalf:
 
         Stores that take too long are cancelled.
         """
-        self._wait_or_cancel(storing for storing in self._storing if storing.blocks & commands.written)
+        if self._storing and commands.written:
+            self._wait_or_cancel(storing for storing in self._storing if storing.blocks & commands.written)
 
     def load(self, loads: Iterable[LoadCommand]) -> None:
         """Begins loads; on the CPU small loads are completed by this call.
