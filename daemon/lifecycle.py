@@ -18,7 +18,7 @@ from pagetier.daemon.config.loader import Beside, ConfigError
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.huge_pages import huge_page_report
-from pagetier.daemon.host.memory_policy import Region, advise
+from pagetier.daemon.host.memory_policy import Region, advise, lazy_memory
 from pagetier.daemon.host.orphans import Orphans
 from pagetier.daemon.host.prefault import Prefaulted, prefault
 from pagetier.daemon.index.service import Service
@@ -185,7 +185,7 @@ class _Life:
 
     async def _serve(self) -> Service:
         if self._config.arena.prefault == "lazy" or not self._segments.whole:
-            self._segments.allocate_lazily()
+            self._segments.allocate_lazily(lazy_memory(self._config.arena.huge_pages, Host()))
         self._service = Service(self._segments, self._config, self._publisher, asyncio.get_running_loop())
         point("run.served")
         self._service.in_force.follow(self._follow)

@@ -850,10 +850,14 @@ class Owner:
         """
     def eviction(self) -> Eviction:
         """Returns which order is in force."""
-    def allocate_lazily(self) -> None:
+    def allocate_lazily(self, arena_fd: int, /) -> None:
         """Grants frames from now on only after their memory was allocated; if there is none, pages are evicted.
 
-        It is for an arena that is not populated.
+        It is for an arena that is not populated. Raises OSError without a further descriptor.
+
+        Args:
+            arena_fd: The file of the arena, which the caller closes: memory is allocated without mapping it, in small
+                pages. -1: through the mapping, which may get huge pages.
         """
     def mappings(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
         """Returns address and bytes of the mapped index, lock words and arena."""

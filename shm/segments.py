@@ -22,6 +22,7 @@ from pagetier.shm._core import Owner, ShmError
 from pagetier.shm.failpoints import point
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.index_header import head_of
+from pagetier.shm.lazy_memory import LazyMemory, allocate_lazily
 from pagetier.shm.log_format import event
 from pagetier.shm.segment_files import (
     KINDS,
@@ -101,12 +102,9 @@ class Segments:
             there = os.fstat(descriptor)
         return there.st_blocks * _BLOCK >= there.st_size
 
-    def allocate_lazily(self) -> None:
-        """Makes the core allocate arena memory as pages are granted, instead of populating it.
-
-        A reservation is rejected if memory is short.
-        """
-        self.owner.allocate_lazily()
+    def allocate_lazily(self, through: LazyMemory) -> None:
+        """Makes the core allocate arena memory as pages are granted, instead of populating it. Raises OSError."""
+        allocate_lazily(self.owner, self.name, self._files["arena"], through)
 
     def removed(self) -> list[str]:
         """Returns the files that another process has removed or replaced: no other process can find these segments."""

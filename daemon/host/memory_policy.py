@@ -13,6 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from pagetier.daemon.host.host import Host
+from pagetier.shm.lazy_memory import LazyMemory
 
 _MADV_HUGEPAGE = 14
 _MADV_DONTDUMP = 16
@@ -106,6 +107,13 @@ def advise(region: Region, *, huge_pages: str, numa: str, host: Host) -> tuple[A
     if numa == "interleave":
         results.append(_advise_interleave(region, host.nodes()))
     return tuple(results)
+
+
+def lazy_memory(huge_pages: str, host: Host) -> LazyMemory:
+    """Returns how the memory of an arena that is not populated is to be allocated, with this `arena.huge_pages`."""
+    small = huge_pages != "advise" or bool(host.huge_pages().obstacle)
+    # Other file systems may not be able to allocate memory of a file.
+    return LazyMemory.FILE if small and host.shared_memory().kind == "tmpfs" else LazyMemory.MAPPING
 
 
 def _advise_huge_pages(region: Region, host: Host) -> Advice:

@@ -248,15 +248,21 @@ static PyObject *owner_populate(Owner *self, PyObject *args)
     return populate_range(&self->arena, MADV_POPULATE_WRITE, offset, length);
 }
 
-/* allocate_lazily(): from now on a frame is granted only after its memory was allocated. */
-static PyObject *owner_allocate_lazily(Owner *self, PyObject *unused)
+/* allocate_lazily(arena_fd): from now on a frame is granted only after its memory was allocated, by a duplicate of this
+ * descriptor; -1: through the mapping. */
+static PyObject *owner_allocate_lazily(Owner *self, PyObject *args)
 {
-    (void)unused;
-    if (!owner_ready(self))
+    int given, file;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "i", &given))
         return NULL;
+    file = given < 0 ? -1 : fcntl(given, F_DUPFD_CLOEXEC, 0);
+    if (given >= 0 && file < 0)
+        return PyErr_SetFromErrno(PyExc_OSError);
     pt_lazy_end(&self->shared.lazy);
-    if (pt_lazy_begin(&self->shared.lazy, &self->shared.view))
+    if (pt_lazy_begin(&self->shared.lazy, &self->shared.view, file))
         Py_RETURN_NONE;
+    if (file >= 0)
+        close(file);
     return PyErr_NoMemory();
 }
 

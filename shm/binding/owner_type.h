@@ -20,7 +20,7 @@ static PyMethodDef owner_methods[] = {
     {"populate", (PyCFunction)owner_populate, METH_VARARGS, NULL},
     {"serve_events", (PyCFunction)owner_serve_events, METH_NOARGS, NULL},
     {"populate_index", (PyCFunction)owner_populate_index, METH_VARARGS, NULL},
-    {"allocate_lazily", (PyCFunction)owner_allocate_lazily, METH_NOARGS, NULL},
+    {"allocate_lazily", (PyCFunction)owner_allocate_lazily, METH_VARARGS, NULL},
     {"mappings", (PyCFunction)owner_mappings, METH_NOARGS, NULL},
     {"reserve", (PyCFunction)owner_reserve, METH_VARARGS, NULL},
     {"serve_reserve", (PyCFunction)(void (*)(void))owner_serve_reserve, METH_FASTCALL, NULL},

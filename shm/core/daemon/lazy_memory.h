@@ -6,6 +6,7 @@
 #pragma once
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -23,31 +24,43 @@
 
 typedef struct {
     uint8_t *taken; /* one byte per frame: 1 if its memory is allocated; NULL: the whole arena is allocated */
+    int file; /* of the arena; -1: memory is allocated through the mapping */
     bool lacks; /* the last attempt to allocate failed for lack of memory */
 } pt_lazy;
 
-/* Begins to allocate on demand. Returns false if it cannot. */
-static inline bool pt_lazy_begin(pt_lazy *l, const pt_view *v)
+/* Begins to allocate on demand, through a file of the arena that pt_lazy_end closes, or -1. Returns false if
+ * it cannot; the caller closes the file then. */
+static inline bool pt_lazy_begin(pt_lazy *l, const pt_view *v, int file)
 {
-    *l = (pt_lazy){.taken = calloc(v->frame_count, 1)};
+    *l = (pt_lazy){.taken = calloc(v->frame_count, 1), .file = file};
     return l->taken != NULL;
 }
 
 static inline void pt_lazy_end(pt_lazy *l)
 {
+    if (l->taken && l->file >= 0)
+        close(l->file);
     free(l->taken);
     *l = (pt_lazy){0};
 }
 
-/* Allocates the memory of some frames in a row; false if there is none for all of them. The kernel follows the advice
- * about this mapping, so it may allocate a huge page, for which fallocate would ignore the advice. */
+/* Allocates bytes of the arena. Through the mapping the kernel follows the advice about it, so it may allocate a huge
+ * page, for which fallocate would ignore the advice. Without huge pages fallocate takes half the time: the daemon
+ * needs none of the bytes, and so no page table and no fault for each page. */
+static inline int pt_lazy_allocate(const pt_lazy *l, const pt_view *v, uint64_t offset, uint64_t bytes)
+{
+    uint64_t before = offset % (uint64_t)sysconf(_SC_PAGESIZE); /* in a page that begins in another frame */
+    if (l->file >= 0)
+        return fallocate(l->file, 0, (off_t)offset, (off_t)bytes);
+    return madvise(v->arena + offset - before, before + bytes, MADV_POPULATE_WRITE);
+}
+
+/* Allocates the memory of some frames in a row; false if there is none for all of them. */
 static inline bool pt_lazy_populate(pt_lazy *l, const pt_view *v, uint32_t first, uint32_t frames)
 {
     int failed;
-    uint8_t *at = v->arena + first * v->frame_bytes;
-    uint64_t before = (uintptr_t)at % (uintptr_t)sysconf(_SC_PAGESIZE); /* in a page that begins in another frame */
     do
-        failed = madvise(at - before, before + frames * v->frame_bytes, MADV_POPULATE_WRITE);
+        failed = pt_lazy_allocate(l, v, first * v->frame_bytes, frames * v->frame_bytes);
     while (failed && errno == EINTR);
     if (!failed)
         memset(l->taken + first, 1, frames);

@@ -15,7 +15,15 @@ import pytest
 
 from fake_host import host_files
 from pagetier.daemon.host.host import Host
-from pagetier.daemon.host.memory_policy import Region, advise, ask_huge_pages, exclude_from_dumps, interleave
+from pagetier.daemon.host.memory_policy import (
+    Region,
+    advise,
+    ask_huge_pages,
+    exclude_from_dumps,
+    interleave,
+    lazy_memory,
+)
+from pagetier.shm.lazy_memory import LazyMemory
 
 MIB = 1 << 20
 
@@ -83,6 +91,7 @@ def two_nodes(root: Path, *, huge: str) -> Host:
         "sys/kernel/mm/transparent_hugepage/hpage_pmd_size": 2 * MIB,
         "proc/self/mountinfo": f"25 24 0:23 / /dev/shm rw - tmpfs tmpfs rw,huge={huge}",
     }
+    (root / "dev/shm").mkdir(parents=True, exist_ok=True)
     return Host(host_files(root, files))
 
 
@@ -95,6 +104,27 @@ def test_advice_follows_the_configuration(region: Region, tmp_path: Path) -> Non
     assert ("nodes 0, 1" in numa.note) == numa.taken
     _, huge = advise(region, huge_pages="advise", numa="local", host=two_nodes(tmp_path, huge="never"))
     assert (huge.taken, "remount,huge=advise" in huge.note) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "mounted", "through"),
+    [
+        ("advise", "advise", LazyMemory.MAPPING),
+        ("advise", "never", LazyMemory.FILE),
+        ("never", "advise", LazyMemory.FILE),
+    ],
+)
+def test_lazy_memory_is_mapped_only_for_huge_pages(
+    tmp_path: Path, wanted: str, mounted: str, through: LazyMemory
+) -> None:
+    assert lazy_memory(wanted, two_nodes(tmp_path, huge=mounted)) is through
+
+
+def test_lazy_memory_of_another_file_system_is_mapped(tmp_path: Path) -> None:
+    """It may not allocate through the file."""
+    mount = "25 24 0:23 / /dev/shm rw - ramfs ramfs rw"
+    (tmp_path / "dev/shm").mkdir(parents=True)
+    assert lazy_memory("never", Host(host_files(tmp_path, {"proc/self/mountinfo": mount}))) is LazyMemory.MAPPING
 
 
 def test_one_node_is_nothing_to_interleave(region: Region, tmp_path: Path) -> None:
