@@ -96,12 +96,15 @@ static inline void pt_note_use(pt_owner *o, uint32_t entry, uint64_t tick)
     pt_list(o, entry, tick);
 }
 
-/* Prefetches the scattered memory that the eviction of a page touches: its bucket and its first frame. */
+/* Prefetches the scattered memory that the eviction of a page touches: its bucket, its first frame, and where it is
+ * remembered. */
 static inline void pt_prefetch_rest(const pt_owner *o, const pt_entry *e)
 {
     pt_prefetch_write(&pt_dict_in_force(&o->view).buckets[pt_home(&o->view, e->key)]);
     if (e->first_frame < o->view.frame_count)
         pt_prefetch_write(&o->view.frames[e->first_frame]);
+    if (o->cadence)
+        pt_ghost_prefetch(&o->cadence->ghosts, pt_key_hash(o->cadence, e->key));
 }
 
 /* Prefetches the page that is the coldest now: it is evicted next, after the frames of

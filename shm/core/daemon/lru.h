@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "eviction_policy.h"
+#include "huge_table.h"
 
 typedef struct __attribute__((packed, aligned(4))) {
     uint64_t tick;
@@ -86,6 +87,8 @@ static pt_policy *pt_lru_create(uint32_t entries, pt_policy *sibling)
         pt_lru_destroy(p);
         return NULL;
     }
+    pt_advise_huge(p->place, sibling ? 0 : entries * sizeof *p->place);
+    pt_advise_huge(p->memory, (entries / 16 + 2) * 16 * sizeof *p->memory);
     p->heap = p->memory + 3;
     if (!sibling)
         memset(p->place, 0xff, entries * sizeof *p->place);

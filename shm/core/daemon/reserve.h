@@ -193,7 +193,7 @@ static inline void pt_stamp_all(pt_owner *o, const uint8_t *keys, uint32_t count
     pt_dict d = pt_dict_in_force(&o->view);
     for (uint32_t i = 0; i < count; i++) {
         if (i + PT_AHEAD < count)
-            pt_prefetch_write(&d.buckets[pt_home(&o->view, keys + (i + PT_AHEAD) * (uint64_t)PT_KEY_BYTES)]);
+            pt_prefetch_write(&d.buckets[pt_home(&o->view, pt_nth_key(keys, i + PT_AHEAD))]);
         uint32_t entry = pt_dict_find(&o->view, d, keys + i * (uint64_t)PT_KEY_BYTES);
         if (entry != PT_NONE)
             pt_stamp(o, entry, now + count - i);

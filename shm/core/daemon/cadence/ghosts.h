@@ -8,6 +8,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "../huge_table.h"
+
 #define PT_GHOST_WAYS 4u
 #define PT_GHOST_A_PAGE 4u
 #define PT_GHOST_BYTES (64u << 20)
@@ -30,6 +32,7 @@ static inline bool pt_ghosts_begin(pt_ghosts *d, uint32_t entries)
     uint64_t records = (uint64_t)entries * PT_GHOST_A_PAGE, most = PT_GHOST_BYTES / sizeof *d->pages;
     d->sets = (uint32_t)((records < most ? records : most) / PT_GHOST_WAYS);
     d->pages = calloc((size_t)d->sets * PT_GHOST_WAYS, sizeof *d->pages);
+    pt_advise_huge(d->pages, (size_t)d->sets * PT_GHOST_WAYS * sizeof *d->pages);
     return d->pages != NULL;
 }
 
@@ -38,6 +41,14 @@ static inline void pt_ghosts_end(pt_ghosts *d) { free(d->pages); }
 static inline uint32_t pt_ghost_set(const pt_ghosts *d, uint64_t hash)
 {
     return (uint32_t)((hash & UINT32_MAX) * d->sets >> 32);
+}
+
+/* Prefetches the set of a page, which may lie in two cache lines. */
+static inline void pt_ghost_prefetch(const pt_ghosts *d, uint64_t hash)
+{
+    const pt_ghost *set = &d->pages[(size_t)pt_ghost_set(d, hash) * PT_GHOST_WAYS];
+    __builtin_prefetch(set, 1, 3);
+    __builtin_prefetch((const char *)(set + PT_GHOST_WAYS) - 1, 1, 3);
 }
 
 static inline uint32_t pt_ghost_print(uint64_t hash) { return (uint32_t)(hash >> 32); }
