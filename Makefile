@@ -308,6 +308,7 @@ man: venv
 
 bench: venv $(VENV)/.kernels
 	@$(BIN)/python bench/lookup.py
+	@$(BIN)/python bench/match_lines.py
 	@$(BIN)/python bench/round_trip.py
 	@$(BIN)/python bench/hostcopy.py
 	@$(BIN)/python bench/compression.py

@@ -167,8 +167,7 @@ static inline pt_extent pt_scan_all(pt_search *f, pt_group *g, pt_extent to)
     pt_session *s = f->session;
     pt_bucket *buckets = pt_buckets_now(&s->view);
     uint32_t count = pt_pages_in(g, to.reach);
-    for (uint32_t page = 0; page < 2 * PT_AHEAD && page < count; page++)
-        pt_prefetch(&buckets[pt_home(&s->view, pt_key_at(g, page))]);
+    pt_prefetch_first(s, buckets, g->keys, count);
     for (uint32_t page = 0; page < count; page++) {
         uint64_t begin = page * (uint64_t)g->page_tokens;
         pt_prefetch_ahead(s, buckets, g->keys, page, count);

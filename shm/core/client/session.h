@@ -120,6 +120,8 @@ static inline void pt_count_bounded(pt_session *s)
 static inline void pt_release(pt_session *s, const uint32_t *entries, uint32_t count)
 {
     pthread_mutex_lock(&s->lock);
+    for (uint32_t i = 0; i < PT_AHEAD && i < count && count > 1; i++)
+        pt_prefetch_pin(s, entries[i]);
     for (uint32_t i = 0; i < count; i++) {
         if (i + PT_AHEAD < count)
             pt_prefetch_pin(s, entries[i + PT_AHEAD]);
