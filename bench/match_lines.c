@@ -1,8 +1,8 @@
 /* match_lines.c - prints the accesses to the segments of an engine that matches and releases a prefix.
  *
- * Usage: match_lines PAGES CHURN. After CHURN pages were stored, and replaced older ones, entries are scattered as in an
- * old index. A line of the output has a kind of access (traced_accesses.h), a segment (0: the index, 1: the locks) and an
- * offset. The output is the same on each machine. */
+ * Usage: match_lines PAGES CHURN. After CHURN pages were stored, and replaced older ones, entries are scattered as in
+ * an old index. A line of the output has a kind of access (traced_accesses.h), a segment (0: the index, 1: the locks)
+ * and an offset. The output is the same on each machine. */
 #include "traced_accesses.h"
 
 #include <stdio.h>

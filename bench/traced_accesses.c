@@ -1,5 +1,5 @@
-/* traced_accesses.c - what a program that is compiled with -fsanitize=thread calls at each access to memory: notes those
- * to two ranges (traced_accesses.h). It is compiled without that option, and no sanitizer is linked. */
+/* traced_accesses.c - what a program that is compiled with -fsanitize=thread calls at each access to memory: notes
+ * those to two ranges (traced_accesses.h). It is compiled without that option, and no sanitizer is linked. */
 #include "traced_accesses.h"
 
 #include <stdbool.h>
