@@ -7,6 +7,7 @@ import errno
 import os
 import select
 import signal
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,7 @@ import msgspec
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
+_NICE: Final = 10
 _UNSEEN = (errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM)  # also for a process that hidepid hides
 _STARTED_FIELD = 22 - 3  # in /proc/PID/stat, counted from the field after the command's closing bracket
 _SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -160,17 +162,20 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def be_child(name: bytes, nice: int) -> None:
+def be_child(name: bytes) -> None:
     """Lets this process end with the daemon that started it, and ignore signals that are meant for the daemon.
 
     A terminal or a service manager may send these to all processes of the service.
 
     Args:
         name: The name that `ps` shows, at most 15 bytes.
-        nice: How much other processes are preferred.
     """
     die_with_parent()
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    os.nice(nice)
+
+
+def lower_priority() -> None:
+    """Lets the kernel prefer other threads and processes to this thread and those that it starts."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

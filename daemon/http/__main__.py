@@ -39,7 +39,7 @@ class _Received(NamedTuple):
 def main(descriptor: int) -> None:
     """Serves until the daemon is gone."""
     log_to_stderr("info")
-    be_child(b"pagetier-http", nice=0)
+    be_child(b"pagetier-http")
     connection = socket.socket(fileno=descriptor)
     try:
         connection.sendall(pack(ReadyToServe()))

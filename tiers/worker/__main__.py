@@ -12,15 +12,16 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import Final
+from typing import Final, TypeVar
 
 from pagetier.shm import clock
 from pagetier.shm._core import ShmError
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import finish_log, log_to_stderr
-from pagetier.shm.process import be_child
+from pagetier.shm.process import be_child, lower_priority
 from pagetier.shm.protocol import ProtocolError
 from pagetier.tiers.base import DoubtError, Tier, TierError
 from pagetier.tiers.worker.arena import WorkerArena
@@ -28,9 +29,10 @@ from pagetier.tiers.worker.channel import Channel, descriptors_of
 from pagetier.tiers.worker.worker import Worker
 from pagetier.tiers.worker_protocol import OpenFailed, Serve, ServeFleet, Trust
 
-_NICE: Final = 10
 _WAITING_S: Final = 0.5
 FAILED: Final = 4
+
+_T = TypeVar("_T")
 
 log = logging.getLogger("pagetier.tier")
 
@@ -39,10 +41,9 @@ def main(arguments: Sequence[str]) -> int:
     """Serves a tier until the daemon ends it or is gone. Returns the exit code."""
     log_to_stderr("info")
     if arguments[0] == "--connect":
-        os.nice(_NICE)
         connection = await_daemon(arguments[1])
     else:
-        be_child(b"pagetier-disk", _NICE)
+        be_child(b"pagetier-disk")
         connection = socket.socket(fileno=int(arguments[0]))
     channel = Channel(connection)
     try:
@@ -79,7 +80,7 @@ def _serve(channel: Channel) -> int:
     memory = WorkerArena(descriptors_of(channel), command.slot)
     point("worker.mapped")
     if command.populated:
-        threading.Thread(target=memory.populate, name="pagetier-populate", daemon=True).start()
+        threading.Thread(target=_populate, args=(memory,), name="pagetier-populate", daemon=True).start()
     if isinstance(command, ServeFleet):
         _serve_fleet(command, memory, channel)
     else:
@@ -88,17 +89,28 @@ def _serve(channel: Channel) -> int:
     return 0
 
 
+def _populate(memory: WorkerArena) -> None:
+    lower_priority()
+    memory.populate()
+
+
 def _serve_catalogue(command: Serve, memory: WorkerArena, channel: Channel) -> None:
     # Load the store's libraries only where there is a disk.
     from pagetier.tiers.worker.open_store import open_as_trusted
 
-    tier = open_as_trusted(command, memory.frame_bytes)
+    tier = _beside_engines(lambda: open_as_trusted(command, memory.frame_bytes))
     point("worker.opened")
     with _closing(tier):
         worker = Worker(tier, memory, channel)
-        worker.report()
+        _beside_engines(worker.report)
         point("worker.reported")
         worker.serve()
+
+
+def _beside_engines(call: Callable[[], _T]) -> _T:
+    """Returns what a call returns that takes no processor time from engines: it may verify or list all pages."""
+    with ThreadPoolExecutor(1, "pagetier-open", lower_priority) as thread:
+        return thread.submit(call).result()
 
 
 def _serve_fleet(command: ServeFleet, memory: WorkerArena, channel: Channel) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Final
 
 from pagetier.shm.failpoints import point
+from pagetier.shm.process import lower_priority
 from pagetier.shm.safe_event import SafeEvent
 from pagetier.tiers.base import FleetState, Incoming, ReadOutcome, ReadResult, TierError
 from pagetier.tiers.fleet.object_fleet import ObjectFleet
@@ -56,7 +57,7 @@ class FleetWorker:
         self._channel = channel
         self._silent_s = max(SILENT_S, 2 * timeout_s)
         self._readers = ThreadPoolExecutor(READERS, "pagetier-read")
-        self._writers = ThreadPoolExecutor(WRITERS, "pagetier-write")
+        self._writers = ThreadPoolExecutor(WRITERS, "pagetier-write", lower_priority)
         self._lock = threading.Lock()
         self._asking = 0
         self._waiting: deque[Find] = deque(maxlen=_WAITING)

@@ -1,4 +1,8 @@
-"""The threads of a disk worker: one receives, one writes, some read."""
+"""The threads of a disk worker: one receives, one writes, some read.
+
+Requests wait for reads, so these have the priority of an engine: at a lower one they get hardly any processor time
+beside engines that use all cores. Nothing waits for writes, which have a lower priority.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from pagetier.shm.failpoints import point
+from pagetier.shm.process import lower_priority
 from pagetier.tiers.base import Catalogue, DoubtError, TierError
 from pagetier.tiers.worker.arena import WorkerArena
 from pagetier.tiers.worker.channel import Channel
@@ -89,6 +94,7 @@ class Worker:
                 log.warning("ignoring an unexpected message: %s", type(command).__name__)
 
     def _write_all(self) -> None:
+        lower_priority()
         while (command := self._writes.get()) is not None:
             try:
                 self._do(command)
