@@ -107,6 +107,7 @@ def _live(environment: dict[str, str], commands: int, answers: int, log: int) ->
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     os.environ.update(environment)
+    sys.path.extend(one for one in environment.get("PYTHONPATH", "").split(os.pathsep) if one)
     tempfile.tempdir = None  # of the fork server, which has asked for it before
     for descriptor in (1, 2):
         os.dup2(log, descriptor)

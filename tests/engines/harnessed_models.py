@@ -86,7 +86,7 @@ def engine_of(
 ) -> HarnessedEngine:
     settings.setdefault("salt", random.randbytes(8).hex())
     if model in FAMILY_NAMES:
-        settings["hashed"] = hash_tokens(model)
+        settings.setdefault("hashed", hash_tokens(model))
     return HarnessedEngine(daemon, client, groups_of(model, blocks), blocks=blocks, **settings)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from enum import Enum
 from importlib.metadata import version
@@ -24,7 +24,7 @@ from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.rank_share import RankShare, ranks_of, share_of
 from pagetier.kernels.layout.page_layout import PageLayout, Rows
 from running_daemon import RunningDaemon
-from vllm_expected_blocks import Computed, Keeps, TrueWorker, UncachedGroup
+from vllm_expected_blocks import Checkpoint, Computed, Keeps, TrueWorker, UncachedGroup
 from vllm_harness import harness
 
 BLOCK = 16
@@ -322,7 +322,26 @@ class HarnessedEngine:
         replays = getattr(self.scheduler, "prefix_replay_tokens", 0) if getattr(request, "replay_start", 0) else 0
         first = ends - tokens
         begins = min(ends, request.replay_start + replays) if replays else first
-        return Computed(name, self._future(request), max(first, begins), ends, tables, first)
+        left = tuple(self._checkpoints(first, ends))
+        return Computed(name, self._future(request), max(first, begins), ends, tables, first, left)
+
+    def _checkpoints(self, begins: int, ends: int) -> Iterator[Checkpoint]:
+        """Yields the recurrent states within a step that vLLM's kernels leave, by the rule that they ask."""
+        for number, manager in enumerate(self.scheduler.kv_cache_manager.coordinator.single_type_managers):
+            if getattr(manager, "has_prefill_checkpoint_blocks", False):
+                from vllm.model_executor.layers.mamba.checkpoint import compute_mamba_prefill_checkpoints
+
+                (after,), (place,) = compute_mamba_prefill_checkpoints(
+                    [ends],
+                    [ends - begins],
+                    manager.block_pool.hash_block_size,
+                    manager.block_size,
+                    manager.kv_cache_spec.prefill_checkpoint_alignment,
+                    manager.drop_eagle_checkpoint_block,
+                    manager.cache_hit_alignment_tokens,
+                )
+                if after:
+                    yield Checkpoint(number, place, begins + after)
 
     def _answer(self, computed: Sequence[Computed]) -> Any:
         """Returns a token for each request whose prompt is complete, and the worker's report of loads and stores."""

@@ -64,6 +64,10 @@ def state(block: int, *shapes: tuple[int, ...], **further: Any) -> MambaSpec:
     return MambaSpec(block, shapes, (BF16,) * len(shapes), mamba_cache_mode="align", **further)
 
 
+def latents(scale: int) -> Layers:
+    return {f"{at}.attn": latent(64 // scale, 576) for at in range(3)}
+
+
 def deepseek_v32(scale: int) -> Layers:
     layers: Layers = {}
     for at in range(3):
@@ -159,7 +163,21 @@ def kimi_k3(scale: int) -> Layers:
     return layers
 
 
+_LEAVES_CHECKPOINTS: Final = {"num_prefill_checkpoint_blocks": 1, "prefill_checkpoint_alignment": 1}
+"""A step that ends a prompt also leaves the state at the end of its last full block."""
+
+
+def mamba2(scale: int) -> Layers:
+    return {f"{at}": state(128 // scale, (3, 64), (4, 16, 16), **_LEAVES_CHECKPOINTS) for at in range(3)}
+
+
+def falcon_h1(scale: int) -> Layers:
+    layers = mamba2(scale)
+    return layers | {f"{at}.attn": attention(128 // scale) for at in range(3)}
+
+
 FAMILIES: Final[dict[str, Callable[[int], Layers]]] = {
+    "latents alone": latents,
     "DeepSeek V3.2, GLM-5": deepseek_v32,
     "DeepSeek V4": deepseek_v4,
     "DeepSeek V4.1": deepseek_v41,
@@ -169,6 +187,8 @@ FAMILIES: Final[dict[str, Callable[[int], Layers]]] = {
     "MiniMax-M3": minimax_m3,
     "Kimi K3": kimi_k3,
     "latents in NVFP4": nvfp4_latents,
+    "Falcon-H1, Nemotron-H on a GPU": falcon_h1,
+    "Mamba 2 on a GPU": mamba2,
 }
 """By the names that the documentation uses."""
 

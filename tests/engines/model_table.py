@@ -9,21 +9,22 @@ from typing import Any, Final
 
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
+from market_models import MODELS
 from model_families import FAMILIES, scheduler_groups
+from one_host import PAGE_TOKENS
 from pagetier.client.engines.unsupported import UnsupportedError
 from pagetier.client.engines.vllm.group_kinds import kind_of, layer_specs
 from tiny_model import RECIPES
 
-ENGINES: Final = {
+_SAME_ANSWERS: Final = {
     "llama": ("Llama", "full attention"),
     "gemma3": ("Gemma 3", "full attention, windows"),
     "gpt_oss": ("gpt-oss", "full attention, windows"),
     "qwen3_next": ("Qwen3-Next", "full attention, recurrent states"),
-    "deepseek": ("DeepSeek V2, V3", "latents"),
     "llama4": ("Llama 4", "full attention, attention within chunks"),
     "glm4_moe": ("GLM-4-MoE", "full attention"),
 }
-"""The models that test_same_answers.py runs."""
+"""The models that test_same_answers.py runs. test_market_models.py runs the others."""
 REFUSED: Final = {
     "CrossAttentionSpec": ("Whisper, BART", "cross attention"),
     "RSWASpec": ("OCR models", "R-SWA"),
@@ -39,13 +40,15 @@ _WORDS: Final = {
     "CircularBufferSpec": "buffers of a request",
 }
 _EQUAL: Final = "answers are bit-equal in a real engine"
+_ALIKE: Final = "loaded answers are bit-equal to each other in a real engine without a prefix cache of vLLM"
 _COPIED: Final = "planned by vLLM; every byte of the copies, and its scheduler"
 
 
 def table() -> list[str]:
     """Returns the lines of the table."""
-    assert ENGINES.keys() == RECIPES.keys()
-    equal = [(*ENGINES[name], _EQUAL) for name in RECIPES]
+    assert _SAME_ANSWERS.keys() == RECIPES.keys() & PAGE_TOKENS.keys()
+    equal = [(*row, _EQUAL) for row in _SAME_ANSWERS.values()]
+    equal += [(one.title, one.state, _EQUAL if one.has_own_cache else _ALIKE) for one in MODELS.values()]
     copied = [(family, _states_of(family), _COPIED) for family in FAMILIES]
     refused = [(*REFUSED[name], f"refused: {_reason(name)}") for name in REFUSED]
     rows = (" | ".join(row) for row in (("model", "state", "tested"), ("--",) * 3, *equal, *copied, *refused))

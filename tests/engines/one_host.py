@@ -129,10 +129,12 @@ class Scene:
 
 
 @contextmanager
-def scene_of(name: str, *flags: str, frames: int = _FRAMES, before: Sequence[str] = ()) -> Iterator[Scene]:
+def scene_of(
+    name: str, *flags: str, frames: int = _FRAMES, before: Sequence[str] = (), model: Path | None = None
+) -> Iterator[Scene]:
     """Starts a daemon, and checks at the end that it has logged no problem."""
     with DiskDaemon(frames, "512MiB", *flags, before=before) as daemon:
-        scene = Scene(name, daemon)
+        scene = Scene(name, daemon, model)
         yield scene
         if daemon.process is not None and daemon.process.poll() is None:
             assert scene.is_clean(), (daemon.slots(), daemon.header())

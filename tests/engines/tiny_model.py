@@ -56,7 +56,7 @@ def llama(folder: Path, seed: int = 0, **overrides: Any) -> Path:
     """Makes a model with full attention in every layer and grouped queries."""
     from transformers import LlamaConfig
 
-    return _save(folder, seed, LlamaConfig, {"num_hidden_layers": 2, "head_dim": 32}, overrides)
+    return save(folder, seed, LlamaConfig, {"num_hidden_layers": 2, "head_dim": 32}, overrides)
 
 
 def gemma3(folder: Path, seed: int = 0, **overrides: Any) -> Path:
@@ -70,7 +70,7 @@ def gemma3(folder: Path, seed: int = 0, **overrides: Any) -> Path:
         "head_dim": 32,
         "query_pre_attn_scalar": 32,
     }
-    return _save(folder, seed, Gemma3TextConfig, own, overrides)
+    return save(folder, seed, Gemma3TextConfig, own, overrides)
 
 
 def gpt_oss(folder: Path, seed: int = 0, **overrides: Any) -> Path:
@@ -87,7 +87,7 @@ def gpt_oss(folder: Path, seed: int = 0, **overrides: Any) -> Path:
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
     }
-    return _save(folder, seed, GptOssConfig, own, overrides)
+    return save(folder, seed, GptOssConfig, own, overrides)
 
 
 def qwen3_next(folder: Path, seed: int = 0, **overrides: Any) -> Path:
@@ -108,7 +108,7 @@ def qwen3_next(folder: Path, seed: int = 0, **overrides: Any) -> Path:
         "moe_intermediate_size": 128,
         "shared_expert_intermediate_size": 128,
     }
-    return _save(folder, seed, Qwen3NextConfig, own, overrides)
+    return save(folder, seed, Qwen3NextConfig, own, overrides)
 
 
 def deepseek(folder: Path, seed: int = 0, **overrides: Any) -> Path:
@@ -125,7 +125,7 @@ def deepseek(folder: Path, seed: int = 0, **overrides: Any) -> Path:
         "v_head_dim": 128,
         "first_k_dense_replace": 2,
     }
-    return _save(folder, seed, DeepseekV2Config, own, overrides)
+    return save(folder, seed, DeepseekV2Config, own, overrides)
 
 
 def llama4(folder: Path, seed: int = 0, **overrides: Any) -> Path:
@@ -143,7 +143,7 @@ def llama4(folder: Path, seed: int = 0, **overrides: Any) -> Path:
         "interleave_moe_layer_step": 2,
         "use_qk_norm": False,
     }
-    return _save(folder, seed, Llama4TextConfig, own, overrides)
+    return save(folder, seed, Llama4TextConfig, own, overrides)
 
 
 def glm4_moe(folder: Path, seed: int = 0, **overrides: Any) -> Path:
@@ -162,14 +162,14 @@ def glm4_moe(folder: Path, seed: int = 0, **overrides: Any) -> Path:
         "num_nextn_predict_layers": 1,
         "use_qk_norm": False,
     }
-    return _rewritten(_save(folder, seed, Glm4MoeConfig, own, overrides), _with_next_token_layer)
+    return _rewritten(save(folder, seed, Glm4MoeConfig, own, overrides), _with_next_token_layer)
 
 
 def eagle(folder: Path, seed: int = 0, **overrides: Any) -> Path:
     """Makes a draft model for `llama`: one layer over a token and the hidden state before it (EAGLE)."""
     from transformers import LlamaConfig
 
-    made = _save(folder, seed, LlamaConfig, {"num_hidden_layers": 1, "head_dim": 32}, overrides)
+    made = save(folder, seed, LlamaConfig, {"num_hidden_layers": 1, "head_dim": 32}, overrides)
     return _rewritten(made, _of_eagle)
 
 
@@ -179,7 +179,7 @@ def eagle3(folder: Path, seed: int = 0, **overrides: Any) -> Path:
 
     own = {"num_hidden_layers": 1, "head_dim": 32, "eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
     own |= {"draft_vocab_size": VOCABULARY}
-    return _rewritten(_save(folder, seed, LlamaConfig, own, overrides), _of_eagle3)
+    return _rewritten(save(folder, seed, LlamaConfig, own, overrides), _of_eagle3)
 
 
 def idefics3(folder: Path, seed: int = 0, **overrides: Any) -> Path:
@@ -264,7 +264,7 @@ def _put(unfinished: Path, folder: Path) -> None:
         shutil.rmtree(unfinished)
 
 
-def _save(folder: Path, seed: int, config_type: Any, own: dict[str, Any], overrides: dict[str, Any]) -> Path:
+def save(folder: Path, seed: int, config_type: Any, own: dict[str, Any], overrides: dict[str, Any]) -> Path:
     from transformers import AutoModelForCausalLM
 
     _save_model(folder, seed, AutoModelForCausalLM, config_type(**(COMMON | own | overrides)))

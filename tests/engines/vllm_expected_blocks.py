@@ -27,6 +27,17 @@ class Page(NamedTuple):
     tokens: Tokens
 
 
+class Checkpoint(NamedTuple):
+    """A recurrent state within a step that is left in a block of its own: that before token `ends`.
+
+    `group` is vLLM's number, and `place` the block's in the table of the group.
+    """
+
+    group: int
+    place: int
+    ends: int
+
+
 class Computed(NamedTuple):
     """One request in one step: tokens [begins, ends) of `tokens`, with the blocks of each of vLLM's groups.
 
@@ -39,6 +50,7 @@ class Computed(NamedTuple):
     ends: int
     tables: Sequence[Sequence[int]]
     replays: int
+    checkpoints: tuple[Checkpoint, ...] = ()
 
 
 class Keeps(Enum):
@@ -275,6 +287,14 @@ class TrueWorker:
                 for ends in (*whole, one.ends):
                     block = one.tables[group.number][(ends - 1) // size]
                     self._overwrite(block, at).cells = {_ENTIRE: one.tokens[:ends]}
+                self._write_checkpoints(at, one)
+
+    def _write_checkpoints(self, at: int, one: Computed) -> None:
+        """Writes the states within a step. Like the kernels it skips those that vLLM has given no block."""
+        number = self.groups[at].number
+        for left in one.checkpoints:
+            if left.group == number and (block := one.tables[number][left.place]):
+                self._overwrite(block, at).cells = {_ENTIRE: one.tokens[: left.ends]}
 
     def _write(self, at: int, one: Computed, positions: range) -> None:
         size, table = self.groups[at].block_tokens, one.tables[self.groups[at].number]
