@@ -113,8 +113,8 @@ class WriteBehind:
 
     @property
     def writing(self) -> bool:
-        """Whether pages are being written without trouble."""
-        return any(device.writing for device in self._devices)
+        """Whether pages are being written without trouble. Asked for each store."""
+        return bool(self._devices) and any(device.writing for device in self._devices)
 
     @property
     def busy(self) -> bool:
@@ -135,6 +135,8 @@ class WriteBehind:
 
         While a new device is being opened, nothing is written: it may have the pages that would be written to others.
         """
+        if not self._devices:
+            return
         if any(device.awaited for device in self._devices):
             return
         while any(device.accepts for device in self._devices):
