@@ -15,6 +15,7 @@ from pagetier.client.engines.fleet_reads import FleetLimits
 from pagetier.client.engines.sglang.engine.tier_counts import by_tier
 from pagetier.client.engines.sglang.pools.device_pools import FULL, STATE
 from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup, hashes_of
+from pagetier.client.engines.sglang.storage.batch_times import BatchTimes
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.keys import Keys
@@ -63,6 +64,7 @@ class StoragePages:
     Attributes:
         loaded: The last calls that have loaded pages; the caller removes those that it has reported.
         stored: The last calls that have stored pages.
+        batches: Measures SGLang's batches.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class StoragePages:
         self._client, self._opened, self._limits, self._timeout = client, opened, limits, limits.timeout
         self._stores = stores
         self._reader = client.reader()
+        self.batches = BatchTimes(self._reader.rule)
         self.loaded: deque[CopiedBatch] = deque(maxlen=_MOST_BATCHES)
         self.stored: deque[CopiedBatch] = deque(maxlen=_MOST_BATCHES)
 
