@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from unittest.mock import patch
 
+import msgspec
 from sglang import version
 from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
@@ -38,6 +39,9 @@ def change(what: str, params: Any) -> None:
 
 def forget(name: str) -> None:
     """Makes pagetier forget a physical buffer: an entry of SGLang's, a kind of plane, or packed drafts; or a stage."""
+    if name in ("tokens", "layers"):
+        _forget_share(name)
+        return
     if name == "stage":
         from pagetier.client.engines.sglang.engine import model  # it has the version of SGLang
 
@@ -55,6 +59,20 @@ def forget(name: str) -> None:
     patch.object(row_pools, "_tensors", some_rows).start()
     some_planes = lambda layers: cache_of([[one for one in layer if one[0] != name] for layer in layers])  # noqa: E731
     patch.object(device_pools, "cache_of", some_planes).start()
+
+
+def _forget_share(name: str) -> None:
+    """Makes pagetier forget which tokens or layers a rank has: its pages are found as those of every other rank."""
+    from pagetier.client.engines.sglang.engine import namespace
+
+    named = namespace.namespace_of
+
+    def of_all(facts: Any, pool: Any, paged: Any, *more: Any) -> Any:
+        kept = [one for one in pool.variants if not one.startswith("layers ")]
+        facts = msgspec.structs.replace(facts, tokens=(0, 1)) if name == "tokens" else facts
+        return named(facts, msgspec.structs.replace(pool, variants=kept), paged, *more)
+
+    patch("pagetier.client.engines.sglang.engine.served_engine.namespace_of", of_all).start()
 
 
 def _load(what: str) -> None:

@@ -35,6 +35,10 @@ class Faults:
         client, groups = self.served()
         return bool(client.flush(groups[pool].cache.namespace, _WAIT_S))
 
+    def drop_of(self, rank: int, pool: str) -> bool:
+        """Drops the stored pages that one rank has of a pool, and returns whether this one did so."""
+        return self.rank == rank and self.drop(pool)
+
     def lock(self, number: AnyPrompt, pages: int) -> None:
         """Keeps a prompt on the GPU until unlock(), as a running request does."""
         found = self.cache.match_prefix(MatchPrefixParams(key=key_of(number, pages * self.spec.page)))

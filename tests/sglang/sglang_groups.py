@@ -23,10 +23,10 @@ class Groups:
         self._spec, self.place = spec, place_of(spec, number)
         self._own: dict[str, Any] = {}
         places = [place_of(spec, other) for other in range(spec.processes)]
-        for name in ("stage", "context", "rank"):
-            self._make(
-                name, [tuple(getattr(one, other) for other in one.__struct_fields__ if other != name) for one in places]
-            )
+        axes = ("stage", "context", "rank")
+        for name in axes:
+            others = [axis for axis in axes if axis != name]
+            self._make(name, [tuple(getattr(place, axis) for axis in others) for place in places])
         self._make("tensor", [one.stage for one in places])
         self.tensor = self._own["tensor"]
 

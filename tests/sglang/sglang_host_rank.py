@@ -54,8 +54,7 @@ class HostRank(Rank):
 
     def drop_of_stage(self, stage: int, pool: str) -> bool:
         """Drops the stored pages that one stage has of a pool, and returns whether this process did so."""
-        place = place_of(self.spec, self.rank)
-        return (place.stage, place.context, place.rank) == (stage, 0, 0) and self.drop(pool)
+        return self.drop_of(stage * self.spec.ranks * self.spec.contexts, pool)
 
     def find_in_stage(self, stage: int, number: int) -> None:
         """Uses the pages that one stage has of a prompt, and not those of the others."""

@@ -27,6 +27,7 @@ class Spec(msgspec.Struct, frozen=True):
         ranks: The number of tensor-parallel ranks.
         stages: The number of pipeline stages. Each has as many layers.
         contexts: The number of ranks that divide the computation of a prompt, and have the same state.
+        splits: The number of ranks, of `ranks`, that divide the tokens of a page.
         layout: The layout of HiCache's host pool; "" for the linker; "kit" for SGLang's own fixtures.
         draft: How SGLang has the layers of a draft model: "packed" or "side"; "" without one.
     """
@@ -37,13 +38,14 @@ class Spec(msgspec.Struct, frozen=True):
     ranks: int = 1
     stages: int = 1
     contexts: int = 1
+    splits: int = 1
     layout: str = ""
     draft: str = ""
 
     @property
     def name(self) -> str:
         """A name for a test's title."""
-        ranks = [("tp", self.ranks), ("pp", self.stages), ("cp", self.contexts)]
+        ranks = [("tp", self.ranks), ("pp", self.stages), ("cp", self.contexts), ("dcp", self.splits)]
         counts = "".join(f"{name}{count}" for name, count in ranks if count > 1 or name == "tp")
         return "-".join(filter(None, [self.kind, str(self.page), counts, self.layout, self.draft]))
 
@@ -93,16 +95,20 @@ class Place(msgspec.Struct, frozen=True):
     stage: int
     context: int
     rank: int
+    tokens: int
 
     @property
     def marker(self) -> str:
-        """A text that distinguishes the state of this stage."""
-        return f"stage {self.stage} " if self.stage else ""
+        """A text that distinguishes the state of this stage, and of these tokens of a page."""
+        parts = {"stage": self.stage, "tokens": self.tokens}
+        return "".join(f"{name} {number} " for name, number in parts.items() if number)
 
 
 def place_of(spec: Spec, number: int) -> Place:
     """Returns the place of a process, which SGLang numbers by stage, then by context rank, then by tensor rank."""
-    return Place(number // (spec.ranks * spec.contexts), number // spec.ranks % spec.contexts, number % spec.ranks)
+    rank = number % spec.ranks
+    stage, context = divmod(number // spec.ranks, spec.contexts)
+    return Place(stage, context, rank, rank % spec.splits)
 
 
 class RankArguments(msgspec.Struct, frozen=True):

@@ -11,6 +11,8 @@ from sglang_model import Spec
 _NAMES: Final = {"mha": "MHA", "mla": "MLA", "swa": "windows", "mamba": "recurrent state", "dsa": "DSA"} | {
     "dsv4": "DeepSeek V4",
     "minimax-m3": "MiniMax-M3",
+    "mla-fp8": "MLA",
+    "dsa-split": "DSA",
 }
 
 
@@ -64,7 +66,22 @@ REPLICAS: Final = Division(
     hicache=tuple(Spec(kind, 16, ranks=2, contexts=2, layout="page_first") for kind in ("mha", "mla", "swa")),
 )
 
-DIVISIONS: Final = (PIPELINES, REPLICAS)
+TOKENS: Final = Division(
+    "--dcp-size",
+    "every so manieth token of a page",
+    "with the same number",
+    linker=(Spec("mla-fp8", 32, ranks=2, splits=2), Spec("mla-fp8", 64, ranks=4, splits=2)),
+    missing="refused by SGLang",
+)
+
+LAYERS: Final = Division(
+    "--enable-dsa-cache-layer-split",
+    "a part of the layers",
+    "with as many ranks",
+    linker=(Spec("dsa-split", 64, contexts=3), Spec("dsa-split", 64, ranks=2, contexts=2)),
+)
+
+DIVISIONS: Final = (PIPELINES, REPLICAS, TOKENS, LAYERS)
 
 
 def table() -> str:

@@ -46,6 +46,8 @@ def buffers_of(pool: Any, page: int, name: str = "") -> Iterator[Buffer]:
             yield msgspec.structs.replace(one, windowed=True)
     for kind, tensors, form in _tensors(pool):
         for layer, tensor in enumerate(tensors):
+            if not len(tensor):
+                continue  # another rank has this layer
             raw = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
             rows = _rows(tensor, form, page, pool)
             yield Buffer(f"{name}{kind} {layer}", raw, rows, form in _DIVIDED, form == _WINDOWS)
@@ -62,7 +64,7 @@ def _tensors(pool: Any) -> Tensors:
     match type(pool).__name__:
         case "DeepSeekV4TokenToKVPool":
             yield from _deepseek_v4(pool)
-        case "DSATokenToKVPool":
+        case "DSATokenToKVPool" | "LayerSplitDSATokenToKVPool":
             yield "latents", pool.kv_buffer, "shared"
             yield "index", pool.index_k_with_scale_buffer, "rows"
         case "MLATokenToKVPool" | "MLATokenToKVPoolFP4":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import torch
 
 from sglang_model import AnyPrompt, Place, Spec, share
@@ -20,7 +21,7 @@ class PhysicalPools(Pools):
         super().__init__(spec, place)
         if spec.draft:
             self.drafts = (make_draft(spec, self.slots, self.heads),)
-        self._buffers = list(buffers_of(self.allocator.get_kvcache(), spec.page, place.marker))
+        self._buffers = list(buffers_of(self.allocator.get_kvcache(), spec.page // spec.splits, place.marker))
         for draft in self.drafts:
             self._buffers += buffers_of(draft, spec.page, f"{place.marker}draft ")
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -72,7 +73,9 @@ class PhysicalPools(Pools):
         return same
 
     def _make_pool(self) -> Any:
-        return make_pool(self._spec, self.slots, self.heads, getattr(self.requests, "mamba_pool", None))
+        splits, mamba = self._spec.splits, getattr(self.requests, "mamba_pool", None)
+        own = msgspec.structs.replace(self._spec, page=self._spec.page // splits)
+        return make_pool(own, self._place, self.slots // splits, self.heads, mamba)
 
     def _planes(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
         return iter(())

@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
+from sglang.srt.mem_cache.dsa_cache_layer_split import LayerSplitDSATokenToKVPool
 from sglang.srt.mem_cache.memory_pool import (
     DSATokenToKVPool,
     HybridLinearKVPool,
@@ -22,18 +23,19 @@ from sglang.srt.mem_cache.minimax_m3_nvfp4_pool import MiniMaxM3Nvfp4KVPool
 from sglang.srt.mem_cache.qsa_kv_pool import QSATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
-from sglang_model import Spec
+from sglang_model import Place, Spec
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 RATIOS: Final = [0, 4, 128, 4, 1, 1, 2]
 """The compression of the layers of DeepSeek V4.1; V4 has the first four."""
 
 
-def make_pool(spec: Spec, slots: int, heads: int, mamba: Any) -> Any:
+def make_pool(spec: Spec, place: Place, slots: int, heads: int, mamba: Any) -> Any:
     """Returns the KV pool of one rank.
 
     Args:
         spec: The model.
+        place: The rank.
         slots: The number of tokens that it holds.
         heads: The heads that this rank has of the model's.
         mamba: The pool of recurrent states; None without them.
@@ -43,6 +45,7 @@ def make_pool(spec: Spec, slots: int, heads: int, mamba: Any) -> Any:
     makers: Mapping[str, Callable[[], Any]] = {
         "dsa": lambda: _sparse(slots, page, 3, BF16, 24),
         "dsa-fp8": lambda: _sparse(slots, page, 3, FP8, 656),
+        "dsa-split": lambda: _sparse_layers(slots, page, place.context, spec.contexts),
         "dsa-swa": lambda: _sparse_windows(slots, page),
         "dsv4": lambda: _deepseek_v4(slots, page, RATIOS[:4]),
         "dsv4.1": lambda: _deepseek_v4(slots, page, RATIOS, kv_source_layers=[4, 6], kv_layout="v41"),
@@ -112,6 +115,12 @@ def make_draft(spec: Spec, slots: int, heads: int) -> Any:
 def _sparse(slots: int, page: int, layers: int, dtype: Any, width: int) -> Any:
     rank, rope = (512, 64) if width == 656 else (16, 8)
     return DSATokenToKVPool(slots, page, rank, dtype, rope, layers, "cpu", 128, False, width)
+
+
+def _sparse_layers(slots: int, page: int, rank: int, ranks: int) -> Any:
+    """Returns a pool with a part of three layers."""
+    width = {"layer_shard_rank": rank, "layer_shard_size": ranks}
+    return LayerSplitDSATokenToKVPool(slots, page, 16, BF16, 8, 3, "cpu", 128, False, 24, **width)
 
 
 def _sparse_windows(slots: int, page: int) -> Any:

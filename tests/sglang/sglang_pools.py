@@ -147,7 +147,8 @@ class Pools:
         )
 
     def _written(self, number: AnyPrompt) -> AnyPrompt:
-        return number if not self._place.context else Salted(salted(number).number, "of a replica")
+        replica = self._place.context and self._spec.kind != "dsa-split"
+        return number if not replica else Salted(salted(number).number, "of a replica")
 
     def _make_pool(self) -> Any:
         spec, dtype, heads = self._spec, torch.bfloat16, self.heads

@@ -56,7 +56,9 @@ class Rank(Faults, Sessions):
             attn_tp_rank=place.rank,
             attn_dp_rank=0,
             attn_cp_rank=place.context,
-            attn_dcp_rank=0,
+            attn_dcp_rank=place.tokens,
+            attn_dcp_size=spec.splits,
+            attn_cp_group=SimpleNamespace(world_size=spec.contexts, pynccl_comm=None),
         )
         self.waiting: dict[str, Any] = {}
         self.locks: list[Any] = []

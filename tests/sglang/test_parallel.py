@@ -9,13 +9,15 @@ import pytest
 
 import sglang_parallel
 from disk_daemon import DiskDaemon
+from eventually import eventually
 from running_daemon import RunningDaemon
 from sglang_engine import SglangEngine
 from sglang_model import Restored, Spec, computed, place_of, whole
-from sglang_parallel import PIPELINES, REPLICAS
+from sglang_parallel import LAYERS, PIPELINES, REPLICAS, TOKENS
 
 pytest_plugins = ("sglang_daemon",)
 PAGES = 8
+_WAIT_S = 60.0
 PIPELINE = PIPELINES.hicache[0]
 
 
@@ -57,7 +59,7 @@ def test_a_page_counts_only_if_all_stages_have_it(daemon: DiskDaemon, spec: Spec
         engine.reset()
         assert agreed(engine.restore(1, PAGES)).loaded == PAGES * spec.page
         engine.reset()
-        engine.drop_of_stage(stage, "kv")
+        assert eventually(lambda: any(engine.drop_of_stage(stage, "kv")), _WAIT_S), "pages on their way to disk stay"
         assert agreed(engine.restore(1, PAGES)).loaded == 0
         engine.insert(1, PAGES)
         engine.reset()
@@ -148,6 +150,46 @@ def test_no_replica_loads_what_one_of_them_cannot(daemon: DiskDaemon, number: in
         engine.leave(number)
         assert engine.queue_matched("waiting") == [0] * spec.processes
         assert agreed(engine.restore(1, PAGES)) == computed(spec)[0]
+
+
+@pytest.mark.parametrize("spec", [*TOKENS.linker, *LAYERS.linker], ids=lambda spec: spec.name)
+def test_each_rank_loads_its_own_tokens_or_layers(daemon: DiskDaemon, spec: Spec) -> None:
+    """In this engine and in a new process, from memory and from disk, and every byte of every buffer is compared."""
+    with SglangEngine(spec, daemon.socket) as engine:
+        for number in (1, 2):
+            assert min(engine.insert(number, PAGES)) >= 1
+        engine.reset()
+        assert engine.restore(1, PAGES) == whole(spec, PAGES)
+        assert engine.restore(3, PAGES) == computed(spec)
+        assert not any(engine.leaked()) and "Traceback" not in engine.log, engine.log
+    with SglangEngine(spec, daemon.socket) as other:
+        assert other.restore(2, PAGES) == whole(spec, PAGES)
+        daemon.save()
+        daemon.flush("memory")
+        other.reset()
+        assert eventually(lambda: other.restore(1, PAGES) == whole(spec, PAGES), _WAIT_S)
+
+
+@pytest.mark.parametrize("spec", [TOKENS.linker[0], LAYERS.linker[0]], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_page_counts_only_if_all_ranks_have_their_share(daemon: DiskDaemon, spec: Spec, number: int) -> None:
+    with SglangEngine(spec, daemon.socket) as engine:
+        engine.insert(1, PAGES)
+        engine.reset()
+        assert eventually(lambda: any(engine.drop_of(number, "kv")), _WAIT_S), "pages on their way to disk stay"
+        assert engine.restore(1, PAGES) == computed(spec)
+        engine.insert(1, PAGES)
+        engine.reset()
+        assert engine.restore(1, PAGES) == whole(spec, PAGES)
+
+
+@pytest.mark.parametrize(("spec", "forgotten"), [(TOKENS.linker[0], "tokens"), (LAYERS.linker[0], "layers")])
+def test_a_forgotten_share_is_noticed(daemon: DiskDaemon, spec: Spec, forgotten: str) -> None:
+    """Ranks without pages of their own load those of another one, or none, and the comparison sees it."""
+    with SglangEngine(spec, daemon.socket, forget=forgotten) as engine:
+        engine.insert(1, PAGES)
+        engine.reset()
+        assert engine.restore(1, PAGES) != whole(spec, PAGES)
 
 
 def test_recurrent_state_of_context_ranks_is_refused(daemon: DiskDaemon) -> None:

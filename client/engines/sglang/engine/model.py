@@ -15,7 +15,7 @@ from sglang.srt.runtime_context import get_parallel, get_server_args
 
 from pagetier.client.engines.sglang.engine.namespace import EngineFacts
 from pagetier.client.engines.sglang.engine.version import VERSION, require_known_version
-from pagetier.client.engines.sglang.pools.device_pools import DRAFT, WINDOW
+from pagetier.client.engines.sglang.pools.device_pools import DRAFT, WINDOW, divides_layers
 from pagetier.client.engines.unsupported import UnsupportedError
 from pagetier.kernels.layout.page_layout import Shard
 
@@ -23,29 +23,41 @@ from pagetier.kernels.layout.page_layout import Shard
 class Ranks:
     """The ranks of an engine that compute with the same layers.
 
-    Tensor parallelism divides the heads of attention among them. Context parallelism divides the computation of a
-    prompt only: each of its ranks gathers the state of all tokens, so that they are replicas of which one stores.
+    Tensor parallelism divides the heads of attention among them, and decode context parallelism the tokens of a page:
+    ranks that have the same tokens divide the heads. Context parallelism divides the computation of a prompt only: each
+    of its ranks gathers the state of all tokens, so that they are replicas of which one stores. They may divide the
+    layers of sparse attention, and then each stores its own.
 
     Attributes:
-        shard: The share of the model in this process.
+        tokens: The share of the tokens of a page: every so manieth one, the number and the count of the shares.
         replica: The number of ranks before this one that have the same state.
+        several: Whether there is more than one rank.
     """
 
     def __init__(self, params: Any) -> None:
         heads, contexts = params.attn_tp_cache_group or params.tp_cache_group, params.attn_cp_cache_group
         self._groups = [group for group in (heads, contexts) if _place(group)[1] > 1]
-        self.shard = Shard(*_place(heads))
-        self.replica, self._replicas = _place(contexts)
+        (self._rank, self._ranks), (self._context, contexts_of_all) = _place(heads), _place(contexts)
+        splits = get_parallel().attn_dcp_size
+        self.tokens = (self._rank % splits, splits)
+        self.several = self._ranks * contexts_of_all > 1
+        self.replica = 0 if divides_layers(params.token_to_kv_pool_allocator.get_kvcache()) else self._context
 
     @property
-    def several(self) -> bool:
-        """Whether there is more than one rank."""
-        return self.shard.ranks * self._replicas > 1
+    def shard(self) -> Shard:
+        """The share of the heads in this process, among the ranks that have the same tokens."""
+        splits = self.tokens[1]
+        return Shard(self._rank // splits, self._ranks // splits)
 
     @property
     def number(self) -> int:
-        """The number of this rank. The first one logs and reads for all."""
-        return self.replica * self.shard.ranks + self.shard.rank
+        """The number of this rank. The first one logs and announces for all."""
+        return self._context * self._ranks + self._rank
+
+    @property
+    def reads(self) -> bool:
+        """Whether this rank reads what memory lacks, for all that have the same pages."""
+        return not self.shard.rank and not self.replica
 
     def agree(self, *, here: bool) -> bool:
         """Returns whether the answer of every rank is True. All ranks call it; with one rank it costs nothing."""
@@ -159,13 +171,6 @@ def require_known(params: Any) -> None:
         raise UnsupportedError(
             "pipeline parallelism: the stages of a linker cannot agree on what they load; use HiCache"
         )
-    require_whole_tokens()
-
-
-def require_whole_tokens() -> None:
-    """Raises UnsupportedError if the ranks divide the tokens of a page."""
-    if get_parallel().attn_dcp_size > 1:
-        raise UnsupportedError("decode context parallelism is not supported: leave --dcp-size out")
 
 
 def stage_of(facts: EngineFacts, config: Any) -> EngineFacts:

@@ -29,6 +29,7 @@ class EngineFacts(msgspec.Struct, frozen=True, eq=False):
         draft: SGLang's ModelConfig of a draft model whose state is cached; None without one.
         stage: The pipeline stage, the number of stages, and the first layer of the stage and of the next one; empty
             without a pipeline.
+        tokens: Which of how many shares of the tokens of a page this rank has.
     """
 
     version: str
@@ -36,6 +37,7 @@ class EngineFacts(msgspec.Struct, frozen=True, eq=False):
     server: Any
     draft: Any = None
     stage: tuple[int, ...] = ()
+    tokens: tuple[int, int] = (0, 1)
 
     @property
     def adapters(self) -> bool:
@@ -96,6 +98,7 @@ def namespace_of(
             }
             | ({"variants": pool.variants} if pool.variants else {})
             | ({"stage": facts.stage} if facts.stage else {})
+            | ({"tokens": facts.tokens} if facts.tokens[1] > 1 else {})
         ),
         layout=paged.page.layout,
         rope=_canonical_json(

@@ -73,7 +73,8 @@ class ServedEngine(msgspec.Struct, frozen=True, eq=False):
         if not (tokens := better_page_tokens(groups)):
             return ""
         better = fill_of(groups, tokens // groups[0].kind.page_tokens)
-        return f" that fill {fill_of(groups, 1):.0%} of their frames: --page-size {tokens} fills {better:.0%}"
+        flag = tokens // self.facts.tokens[1]
+        return f" that fill {fill_of(groups, 1):.0%} of their frames: --page-size {flag} fills {better:.0%}"
 
 
 def weights_thread(

@@ -8,6 +8,8 @@ from functools import partial
 from secrets import token_hex
 from typing import Any
 
+import msgspec
+
 from pagetier.client.client import Client
 from pagetier.client.engines.attachment_log import AttachmentLog
 from pagetier.client.engines.fleet_reads import FleetLimits, FleetReads
@@ -60,8 +62,9 @@ def open_transfers(
     settings = read_settings(extra)
     load_settings()  # the copiers read them later, where an error could not be reported once
     require_known(params)
-    ranks, facts = Ranks(params), engine_facts(server, params)
-    pools = device_pools(params, heads_of(facts), partial(described_pools, params, components))
+    ranks = Ranks(params)
+    facts = msgspec.structs.replace(engine_facts(server, params), tokens=ranks.tokens)
+    pools = device_pools(params, heads_of(facts), partial(described_pools, params, components), ranks.tokens[1])
     if params.attn_cp_size > 1:
         require_replicas(pools)
     engine = ServedEngine(facts, pools, [paged_cache_of(pool.group, ranks.shard) for pool in pools])
@@ -69,7 +72,7 @@ def open_transfers(
     attachment_log = AttachmentLog(log, settings.origin)
     client = open_client(settings, attachment_log, ranks.number)
     prefetch = PrefetchThread(client)
-    reading = None if ranks.number else ReadingThread(prefetch, _fleet_reads(client, prefetch, settings))
+    reading = ReadingThread(prefetch, _fleet_reads(client, prefetch, settings)) if ranks.reads else None
     if facts.adapters:
         log.warning("pagetier shares no pages with other engines: SGLang knows LoRA adapters by their paths only")
 

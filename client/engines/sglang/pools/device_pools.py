@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from pagetier.client.engines.sglang.pools.row_pools import row_pools, sparse_rows
+from pagetier.client.engines.sglang.pools.row_pools import latent_rows, row_pools, sparse_rows
 from pagetier.client.engines.sglang.pools.token_planes import Layers, divided_kinds, packed_index, token_planes
 from pagetier.client.engines.sglang.pools.variants import variants_of
 from pagetier.client.engines.unsupported import UnsupportedError
@@ -21,6 +21,7 @@ STATE: Final = "mamba"
 DRAFT: Final = "draft"
 
 _DESCRIBED: Final = ("DSATokenToKVPool", "DeepSeekV4TokenToKVPool")
+_LAYER_SPLIT: Final = "LayerSplitDSATokenToKVPool"
 _HYBRID: Final = ("HybridLinearKVPool", "QSATokenToKVPool")
 
 
@@ -44,13 +45,16 @@ class DevicePool(msgspec.Struct, frozen=True, eq=False):
     variants: Sequence[str] = ()
 
 
-def device_pools(params: Any, heads: Callable[[str], int], described: Callable[[], Any]) -> tuple[DevicePool, ...]:
+def device_pools(
+    params: Any, heads: Callable[[str], int], described: Callable[[], Any], splits: int = 1
+) -> tuple[DevicePool, ...]:
     """Returns the pools of a model, the one with full attention first.
 
     Args:
         params: SGLang's CacheInitParams.
         heads: Returns the KV heads of the whole model in the layers of a pool; of DRAFT those of the draft model.
         described: Returns SGLang's DevicePoolGroup, for pools that it describes to linkers itself.
+        splits: The number of ranks that divide the tokens of a page.
 
     Returns:
         The pools.
@@ -60,9 +64,48 @@ def device_pools(params: Any, heads: Callable[[str], int], described: Callable[[
         LayoutError: The tensors of a pool cannot be copied.
     """
     cache = params.token_to_kv_pool_allocator.get_kvcache()
+    if splits > 1:
+        return _split_tokens(cache, params, splits)
+    if divides_layers(cache):
+        return _split_layers(cache, params)
     if type(cache).__name__ in _DESCRIBED:
         return _described_pools(described(), cache, params)
     return (*_attention_pools(cache, params, heads), *_state_pools(params.req_to_token_pool, cache, params.page_size))
+
+
+def divides_layers(cache: Any) -> bool:
+    """Returns whether the ranks of context parallelism divide the layers of a pool."""
+    return type(cache).__name__ == _LAYER_SPLIT
+
+
+def _split_tokens(cache: Any, params: Any, splits: int) -> tuple[DevicePool, ...]:
+    """Returns the latents of which this rank has every `splits`th token: row n has the slots from n * splits on.
+
+    SGLang's pages are those of all ranks together, so that their numbers are those of the pages of each.
+
+    Raises:
+        UnsupportedError: The state is another one, which SGLang divides in other ways.
+    """
+    if type(cache).__name__ != "MLATokenToKVPool" or _drafts(params):
+        raise UnsupportedError("state other than latents (MLA) of decode context parallelism: leave --dcp-size out")
+    rows = latent_rows(cache, params.page_size // splits)
+    group = CacheGroup(kv_caches=rows, kind=FullAttention(params.page_size))
+    return (DevicePool(FULL, cache, group, {layer: layer for layer in range(cache.layer_num)}, params.page_size),)
+
+
+def _split_layers(cache: Any, params: Any) -> tuple[DevicePool, ...]:
+    """Returns the layers of sparse attention that this rank has. SGLang's ranks send each other those that they lack.
+
+    Raises:
+        UnsupportedError: There is a draft model, which is not divided.
+    """
+    if params.mtp_draft_device_pools or params.sidecar_draft_device_pools:
+        raise UnsupportedError("a draft model beside divided layers: leave --enable-dsa-cache-layer-split out")
+    own = [layer for layer, latents in enumerate(cache.kv_buffer) if len(latents)]
+    group = CacheGroup(kv_caches=sparse_rows(cache, params.page_size, own), kind=FullAttention(params.page_size))
+    variants = (*variants_of([cache]), f"layers {own[0]} to {own[-1]} of {cache.layer_num}")
+    layers = {layer: at for at, layer in enumerate(own)}
+    return (DevicePool(FULL, cache, group, layers, params.page_size, variants),)
 
 
 def require_replicas(pools: Iterable[DevicePool]) -> None:

@@ -52,10 +52,19 @@ def row_pools(group: Any) -> tuple[RowPool, ...]:
     )
 
 
-def sparse_rows(pool: Any, page: int) -> CacheLayout:
-    """Returns the rows of a DSA pool beside pools of another kind: latents, and the index keys of a page."""
-    latents, index = paged(pool.kv_buffer, page), pool.index_k_with_scale_buffer
-    return engine_layouts.rows([[kv, *([keys] if len(keys) else [])] for kv, keys in zip(latents, index, strict=True)])
+def sparse_rows(pool: Any, page: int, layers: Iterable[int] | None = None) -> CacheLayout:
+    """Returns the rows of some or all layers of a DSA pool: latents, and the index keys of a page."""
+    index = pool.index_k_with_scale_buffer
+    own = range(len(pool.kv_buffer)) if layers is None else list(layers)
+    latents = paged([pool.kv_buffer[layer] for layer in own], page)
+    return engine_layouts.rows(
+        [[kv, *([index[at]] if len(index[at]) else [])] for kv, at in zip(latents, own, strict=True)]
+    )
+
+
+def latent_rows(pool: Any, page: int) -> CacheLayout:
+    """Returns the rows of an MLA pool whose pages have only some of their tokens on this rank."""
+    return engine_layouts.rows([[latents] for latents in paged(pool.kv_buffer, page)])
 
 
 def _row_pool(name: str, entries: Sequence[Any], layers: int) -> RowPool:

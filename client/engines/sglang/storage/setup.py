@@ -12,7 +12,6 @@ from pagetier.client.engines.fleet_reads import FleetLimits
 from pagetier.client.engines.sglang.engine.model import (
     heads_of,
     heads_shard,
-    require_whole_tokens,
     stage_of,
     this_engine,
 )
@@ -53,7 +52,6 @@ def open_storage(config: Any, hosts: Mapping[str, Any]) -> StoragePages:
     """
     settings = read_storage_settings(config.extra_config or {})
     require_known_version()
-    require_whole_tokens()
     facts = stage_of(this_engine(), config)
     if facts.adapters:
         raise UnsupportedError(
