@@ -221,6 +221,10 @@ class Catalogue(Tier, Protocol):
         fit.
         """
 
+    @property
+    def pages(self) -> int:
+        """The number of pages. contents() leaves out those whose records are damaged."""
+
     def contents(self) -> Iterator[StoredPages]:
         """Returns all pages in batches. Pages written or dropped during the walk may or may not be included."""
 

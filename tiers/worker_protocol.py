@@ -1,15 +1,13 @@
 """The protocol between the daemon and a tier's worker, over a socket pair, framed like the control socket's messages.
 
 The daemon begins with Serve, which carries the segments' descriptors. The worker answers with Opened (or with
-OpenFailed, and ends), then any number of InventoryPart, then Complete. From then on it answers each Write, Read and
-Sync once, by its number.
+OpenFailed, and ends), then any number of InventoryPart, then of HistoryPart, then Complete. It answers each Read by its
+number from Opened on, and each Write and Sync from Complete on.
 
-For a fleet the daemon begins with ServeFleet, the worker answers with FleetOpened and Complete, and the commands are
-Write, Read, Find and GetState.
+For a fleet: ServeFleet, then FleetOpened and Complete; the commands are Write, Read, Find and GetState.
 
 Rows are those of `shm/page_rows.py`; arrays are little-endian: keys of 32 bytes, entries and spaces u32, serials and
-sizes u64. A stamp is in nanoseconds of the realtime clock. A history is what is known of the uses of a page
-(HISTORY_BYTES).
+sizes u64. A stamp is in nanoseconds of the realtime clock; a history (HISTORY_BYTES) is what is known of a page's uses.
 """
 
 from __future__ import annotations
@@ -148,10 +146,11 @@ class Leave(_WorkerMessage, frozen=True):
 
 
 class Opened(_WorkerMessage, frozen=True):
-    """Reports that the tier is open. `capacity` is the number of frames that fit."""
+    """Reports that the tier is open. `capacity`: the number of frames that fit; `pages`: of records, damaged or not."""
 
     capacity: int
     state: TierState
+    pages: int = 0
 
 
 class FleetOpened(_WorkerMessage, frozen=True):
@@ -161,10 +160,7 @@ class FleetOpened(_WorkerMessage, frozen=True):
 
 
 class OpenFailed(_WorkerMessage, frozen=True):
-    """Reports that the tier cannot be used; the worker then exits.
-
-    `reason` is one sentence for an administrator, `trust` how far the next worker may trust the folder.
-    """
+    """Reports why the tier cannot be used, and how far the next worker may trust it; this worker exits."""
 
     reason: str
     trust: Trust = Trust.AS_LEFT
@@ -177,10 +173,19 @@ class SavedLookups(_WorkerMessage, frozen=True):
 
 
 class InventoryPart(_WorkerMessage, frozen=True):
-    """Reports some of the pages in the tier: rows of STORED_PAGES, whose `space` is a position in `table`."""
+    """Reports some of the pages in the tier: rows of STORED_PAGES, those that were used longest ago in the first part.
+
+    `space` is a position in the tables of all parts so far. Namespaces with newer pages come first in them.
+    """
 
     pages: bytes
-    table: tuple[Space, ...]
+    table: tuple[Space, ...] = ()
+
+
+class HistoryPart(_WorkerMessage, frozen=True):
+    """Reports what is known of the uses of pages that were reported: the same rows, the first of each prompt first."""
+
+    pages: bytes
 
 
 class Complete(_WorkerMessage, frozen=True):
@@ -216,10 +221,10 @@ class Wrote(_WorkerMessage, frozen=True):
 
 
 class HasRead(_WorkerMessage, frozen=True):
-    """Reports the end of some pages of a Read: `pages` of them from page `first` on. The last report ends the Read.
+    """Reports the end of some pages of a Read, from page `first` on. The last report ends the Read.
 
-    `read` has a u8 a page, 1 if it is in memory. `damaged` has the keys of pages that are no longer in the tier. For
-    pages that are in neither, the tier did not answer.
+    `read` has a u8 a page, 1 if it is in memory. `damaged` has keys that are no longer in the tier. For the other pages
+    the tier did not answer.
     """
 
     number: int
@@ -263,6 +268,7 @@ Report: TypeAlias = (
     | OpenFailed
     | SavedLookups
     | InventoryPart
+    | HistoryPart
     | Complete
     | Wrote
     | HasRead

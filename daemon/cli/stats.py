@@ -77,7 +77,7 @@ def one_line(snapshot: Snapshot) -> str:
 
 
 def _disk(report: DiskReport, tier: PageTier) -> str:
-    state = "" if report.standing is Standing.OPEN else f" is {report.standing.value}"
+    state = "" if report.standing is Standing.OPEN else f" is {report.state}"
     down = [device.folder for device in report.devices if device.standing is Standing.DOWN]
     silent = [f"{folder}: down" for folder in down if report.several and folder not in report.trouble]
     trouble = f" ({why})" if (why := "; ".join(filter(None, [report.trouble, *silent]))) else ""

@@ -30,7 +30,7 @@ def console_for_people(width: int | None = None) -> Console:
 
 def disk_lines(disk: DiskReport, work: DiskWork) -> Iterator[str]:
     """Yields the disk tier's state, location and problems, a line each."""
-    yield f"Disk tier in {disk.folder}: {disk.standing.value}{f', {disk.trouble}' if disk.trouble else ''}"
+    yield f"Disk tier in {disk.folder}: {disk.state}{f', {disk.trouble}' if disk.trouble else ''}"
     if disk.opened:
         yield f"found {disk.opened}; {synced(disk)}; damaged pages dropped: {disk.damaged:,}"
         yield (
@@ -86,7 +86,7 @@ def device_line(device: DeviceReport, frame_bytes: int) -> str:
     """Returns what a device has, and what is wrong with it."""
     used, room = format_size(device.used_frames * frame_bytes), format_size(device.room_frames * frame_bytes)
     trouble = f": {device.trouble}" if device.trouble else ""
-    return f"{device.folder} {device.standing.value}, {counted(device.pages, 'page')}, {used} of {room}{trouble}"
+    return f"{device.folder} {device.state}, {counted(device.pages, 'page')}, {used} of {room}{trouble}"
 
 
 def synced(disk: DiskReport | DeviceReport) -> str:

@@ -1,7 +1,8 @@
 """The opening of a device: what its worker reports before the daemon may write to the device.
 
-A worker reports in this order: Opened, what was saved of lookups, the inventory in parts, Complete. While it does, the
-device is open in the index but not complete, and nothing is written to it or dropped from it.
+A worker reports in this order: Opened, what was saved of lookups, the inventory in parts, the histories in parts,
+Complete. While it does, the device is open in the index but not complete, and nothing is written to it or dropped from
+it. Each part is loaded when it arrives, so engines find its pages from then on, and the worker already reads them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pagetier.shm.log_format import event
 from pagetier.shm.protocol import ProtocolError
 from pagetier.tiers.worker_protocol import (
     Complete,
+    HistoryPart,
     InventoryPart,
     Opened,
     OpenFailed,
@@ -53,11 +55,12 @@ class DeviceOpening:
         unverified: It ended because the next worker has to verify the files first.
     """
 
-    def __init__(self, owner: Owner, device: int) -> None:
+    def __init__(self, owner: Owner, device: int, flushes: DeviceFlushes) -> None:
         self._owner = owner
         self._device = device
-        self._inventory = _new_inventory(owner, device)  # imports numpy now, while no engine waits for the loop
+        self._inventory = _new_inventory(owner, device, flushes)  # imports numpy now, while no engine waits
         self.stage = OpeningStage.STARTED
+        self._expected = 0
         self._began = loop_clock.now()
         self.refused = False
         self.unverified = False
@@ -76,13 +79,15 @@ class DeviceOpening:
             case Opened(), OpeningStage.STARTED:
                 # The index has no page of the device yet. From now on pages in memory count as unwritten, because the
                 # device may take them, although none is sent to it before its inventory is loaded.
-                self.stage = OpeningStage.OPENED
+                self.stage, self._expected = OpeningStage.OPENED, report.pages
                 self._owner.disk_open(report.capacity, rule, self._device)
                 point("disk.opened")
             case SavedLookups(), OpeningStage.OPENED:
                 self._restore_lookups(report.data)
             case InventoryPart(), OpeningStage.OPENED:
                 self._inventory.add(report)
+            case HistoryPart(), OpeningStage.OPENED:
+                self._inventory.add_histories(report)
             case Complete(), OpeningStage.OPENED:
                 self.stage = OpeningStage.COMPLETE
             case OpenFailed(), _:  # the process keeps the reason for the supervisor, and the end of the worker follows
@@ -91,23 +96,18 @@ class DeviceOpening:
             case _:
                 raise ProtocolError(f"{type(report).__name__} at the wrong time")
 
-    async def load(self, flushes: DeviceFlushes) -> tuple[bytes, int]:
-        """Loads the inventory into the index, in batches between requests of engines.
+    def complete(self) -> tuple[bytes, int]:
+        """Ends the opening: all pages of the device are in the index.
 
-        Pages that were flushed while the device was away do not come back: they are left out here and dropped by the
-        first command. A flush that arrives while this runs is heeded, too, since `flushes` is asked for each batch.
-
-        Args:
-            flushes: What was flushed and may still be on the device.
+        Pages that were flushed while the device was away did not come back: the first command drops them. Pages that
+        were flushed since their part arrived are among the drops that the index lists.
 
         Returns:
-            The keys of the flushed pages on the device, and the latest stamp of a page on it, 0 if there is none.
+            The keys of all these pages, and the latest stamp of a page on the device, 0 if there is none.
         """
-        inventory, self._inventory = self._inventory, _new_inventory(self._owner, self._device)
-        drops = await inventory.load_into_index(flushes.namespaces.among, flushes.pages.digests)
         self._owner.disk_complete(self._device)
         point("disk.known")
-        return drops, inventory.newest
+        return bytes(self._inventory.flushed), self._inventory.newest
 
     def stalled(self) -> str:
         """Returns that the worker, which runs, has not opened the device for long; "" if it has."""
@@ -120,6 +120,11 @@ class DeviceOpening:
         self.refused |= self.stage is OpeningStage.STARTED and not self.unverified
 
     @property
+    def expected_pages(self) -> int:
+        """How many pages the worker is about to report; 0 if that is unknown, or all were reported."""
+        return 0 if self.stage is OpeningStage.COMPLETE else self._expected
+
+    @property
     def seconds(self) -> float:
         """How long ago the worker was started."""
         return loop_clock.now() - self._began
@@ -130,11 +135,11 @@ class DeviceOpening:
             log.warning(line, extra=event("lookups_dropped"))
 
 
-def _new_inventory(owner: Owner, device: int) -> Inventory:
+def _new_inventory(owner: Owner, device: int, flushes: DeviceFlushes) -> Inventory:
     """Returns an empty inventory. It imports numpy, which a daemon without a disk does not need."""
     from pagetier.daemon.disk.inventory import Inventory
 
-    return Inventory(owner, device)
+    return Inventory(owner, flushes, device)
 
 
 def stamp_offset(newest: int) -> int:

@@ -2,8 +2,8 @@
 
 The life of a device follows its worker's:
 
-1. The supervisor starts a worker (`started`), which opens the files and reports their inventory (`hear`). When the
-   inventory is in the index, the device takes commands (`_load`, `begin`).
+1. The supervisor starts a worker (`started`), which opens the files and reports their inventory (`hear`). It reads the
+   pages that it has reported; when all are in the index, the device takes writes and drops (`_complete`, `begin`).
 2. WriteBehind chooses pages, the device sends them (`write`), and the worker reports what it wrote (`hear`). The steps
    and their reasons are described in write_behind.py. LowerTierReads sends the reads.
 3. The worker ends (`ended`): the pages on the device leave the index. The files keep them, and the next worker's
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from asyncio import AbstractEventLoop, Task
+from asyncio import AbstractEventLoop
 from collections.abc import Callable, Collection
 from typing import Final
 
@@ -75,8 +75,7 @@ class DiskDevice:
         self.flushes = DeviceFlushes(loop)
         self.device_bytes = 0
         self.status = DeviceStatus(number, options, self._owner, tier)
-        self._opening = DeviceOpening(self._owner, number)
-        self._loading: Task[None] | None = None
+        self._opening = DeviceOpening(self._owner, number, self.flushes)
         self._numbers = itertools.count(1)
         self._awaited_until = loop_clock.now() + STALLED_S
         self.stamp_offset = 0  # stamp of a page on disk minus its tick in memory
@@ -131,7 +130,7 @@ class DiskDevice:
         """Implements WorkerHandler.started()."""
         self._tier.reads.begin(self.number, slot, send)
         self.send = send
-        self._opening = DeviceOpening(self._owner, self.number)
+        self._opening = DeviceOpening(self._owner, self.number, self.flushes)
 
     def hear(self, report: Report) -> None:
         """Implements WorkerHandler.hear(). Raises ProtocolError for a report that is invalid now."""
@@ -154,11 +153,11 @@ class DiskDevice:
             case Opened():
                 self.status.note_state(report.state)
             case Complete():
-                self._loading = self._loop.create_task(self._load())
+                self._complete()
 
-    async def _load(self) -> None:
-        """Loads the inventory of the device into the index, then starts to write and to drop pages."""
-        drops, newest = await self._opening.load(self.flushes)
+    def _complete(self) -> None:
+        """Starts to write and to drop pages: the inventory of the device is in the index."""
+        drops, newest = self._opening.complete()
         self.flushes.again(self.begin(drops, newest))
         point("disk.begun")
         self.status.log_open(self.options, self._opening.seconds)
@@ -168,7 +167,7 @@ class DiskDevice:
         """Starts to send commands to a new worker. Pages that the previous worker did not drop are dropped again.
 
         Args:
-            drops: The keys of pages to drop before anything else.
+            drops: The keys of pages to drop before anything else, beside those that the index lists.
             newest: The latest stamp on the device.
 
         Returns:
@@ -179,6 +178,7 @@ class DiskDevice:
         self.commands.lost_drops = b""
         self.ready, self._awaited_until = True, 0.0
         self.health.try_again()
+        drops += self._owner.disk_drops(self.number)
         return self._drop(drops) if drops else 0
 
     def ended(self, slot: int, why: str) -> None:
@@ -189,8 +189,6 @@ class DiskDevice:
         written counts as unwritten again, whether or not the dead worker committed it. Only then are the requests
         answered that waited for the worker, since an engine that hears of it may ask again at once.
         """
-        if self._loading is not None:
-            self._loading.cancel()
         self._tier.worker_ends()
         if not self.supervisor.renewing:
             self._opening.give_up()
@@ -285,7 +283,8 @@ class DiskDevice:
         stalled = (self.supervisor.has_worker and self._opening.stalled()) or self.commands.stalled()
         if stalled or (self.send is not no_worker and self._opening.stage is not OpeningStage.STARTED):
             self.health.answers.report(stalled)  # without a worker there is no answer, and no fault either
-        news |= {"device_bytes": self.device_bytes, "restarts": self.supervisor.restarts}
+        expected = 0 if self.send is no_worker else self._opening.expected_pages
+        news |= {"expected_pages": expected, "device_bytes": self.device_bytes, "restarts": self.supervisor.restarts}
         self.status.note(stalled or self.health.trouble, **news)
 
     def _report_down(self, why: str) -> None:

@@ -1,13 +1,13 @@
-"""Loads the inventory of the disk into the index: the oldest pages as the coldest, in batches between requests.
+"""Loads the inventory of the disk into the index while the worker reports it: the oldest pages as the coldest.
 
-The worker reports all pages first (`add`), then they are loaded (`load_into_index`), because the order of eviction
-needs the stamps of all. Engines are served while this runs. A page that they stored before it was loaded has an entry
+The worker sorts the pages (`tiers/worker/ordered_pages.py`), so each part is loaded when it arrives, and the daemon
+keeps none of it. Engines are served between two parts. A page that they stored before it was loaded has an entry
 already; it keeps that entry, which then says that the page is on disk, too. This is safe: a key determines the bytes.
 
-A namespace gets its record in the index with the first batch that has pages of it, not when it is reported. A record
+A namespace gets its record in the index with the first part that has pages of it, not when it is reported. A record
 has pages only after `disk_report`, and the index gives a record without pages to the next namespace if the table is
-full. So a batch with many namespaces may take away a record that it has just got for another one: the pages of that one
-have no number then and are dropped, like those for which `_fitting` found no room.
+full. So a part with many namespaces may take away a record that it has just got for another one: the pages of that one
+have no number then and are dropped, like those for which `_find_room` found no room.
 
 A page that the index has no room for is not lost silently: the index lists its key as a drop, so that the disk never
 has pages that the index does not know of and could not evict.
@@ -16,136 +16,117 @@ has pages that the index does not know of and could not evict.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.namespaces import printable
+from pagetier.daemon.disk.pending_flushes import DeviceFlushes
 from pagetier.shm import clock
 from pagetier.shm._core import DISK_HISTORY_LAYOUT, STORED_PAGE_LAYOUT, Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
-from pagetier.shm.protocol import Space
+from pagetier.shm.protocol import ProtocolError, Space
 from pagetier.shm.row_arrays import dtype_of
 from pagetier.shm.units import counted
-from pagetier.tiers.worker_protocol import InventoryPart
+from pagetier.tiers.worker_protocol import HistoryPart, InventoryPart
 
 log = logging.getLogger("pagetierd.disk")
 
 _NS: Final = 1e9
-_AT_ONCE: Final = 10_000
 _LATEST: Final = 1 << 62  # nanoseconds, in the year 2116
 _NO_SPACE: Final = 0xFFFFFFFF
 _PAGE: Final = dtype_of(STORED_PAGE_LAYOUT)
 _HISTORY: Final = dtype_of(DISK_HISTORY_LAYOUT)
+_Pages = npt.NDArray[np.void]
+_Mask = npt.NDArray[np.bool_]
 
 
 class Inventory:
-    """Collects the pages that a worker reports, then loads them into the index.
+    """The pages that one worker reports. All of them are colder than pages used since the host started.
 
-    The pages keep the order of their last use. All of them are colder than pages used since the host started.
+    Pages that were flushed before their part arrives are left out. A flush that comes later finds them in the index.
+
+    Attributes:
+        newest: The latest plausible stamp so far, 0 if there is none. Damaged pages may have any stamp.
+        flushed: The keys of the pages that were left out.
     """
 
-    def __init__(self, owner: Owner, device: int = 0) -> None:
+    def __init__(self, owner: Owner, flushes: DeviceFlushes, device: int = 0) -> None:
         self._owner = owner
+        self._flushes = flushes
         self._device = device
-        self._parts: list[npt.NDArray[np.void]] = []
-        self._table: dict[Space, int] = {}
-
-    def add(self, report: InventoryPart) -> None:
-        """Adds one report of the worker."""
-        table = np.array([self._table.setdefault(space, len(self._table)) for space in report.table], dtype="<u4")
-        pages = np.frombuffer(report.pages, _PAGE).copy()
-        pages["space"] = table[pages["space"]]
-        self._parts.append(pages)
+        self._table: list[Space] = []
+        self._fitting: set[int] = set()
+        self._reported = 0
+        self.newest = 0
+        self.flushed = bytearray()
 
     def __len__(self) -> int:
-        return sum(map(len, self._parts))
+        """Returns how many pages were reported so far."""
+        return self._reported
 
-    @property
-    def newest(self) -> int:
-        """The latest plausible stamp, 0 if there is none. Damaged pages may have any stamp."""
-        stamps = self._pages()["stamp"]
-        return int(stamps.max(initial=0, where=stamps < _LATEST))
+    def add(self, part: InventoryPart) -> None:
+        """Loads a part into the index. Raises ProtocolError if it has a namespace that no part has named."""
+        self._find_room(part.table)
+        pages = np.frombuffer(part.pages, _PAGE)
+        spaces, stamps = pages["space"], pages["stamp"]
+        if len(pages) and spaces.max() >= len(self._table):
+            raise ProtocolError("InventoryPart: a namespace that is not in its table")
+        self.newest = max(self.newest, int(stamps.max(initial=0, where=stamps < _LATEST)))
+        ticks = np.arange(self._reported + 1, self._reported + len(pages) + 1, dtype="<u8")
+        self._reported += len(pages)
+        flushed = self._among_namespaces(spaces) | _among_pages(pages["key"], self._flushes.pages.digests())
+        if flushed.any():
+            self.flushed += pages["key"][flushed].tobytes()
+            pages, ticks = pages[~flushed], ticks[~flushed]
+        self._load(pages, ticks)
+        point("inventory.loaded")
 
-    def _pages(self) -> npt.NDArray[np.void]:
-        """Returns all pages; their `space` is a position in the table of all reports."""
-        self._parts = [np.concatenate([np.empty(0, _PAGE), *self._parts])]
-        return self._parts[0]
+    def _load(self, pages: _Pages, ticks: npt.NDArray[np.uint64]) -> None:
+        # The records are created for each part: between two of them, the index may have reused that of a namespace.
+        numbers = self._create_records(pages["space"])[pages["space"]].tobytes()
+        keys, sizes = pages["key"].tobytes(), pages["size"].tobytes()
+        self._owner.disk_report(keys, sizes, numbers, ticks.tobytes(), self._device)
 
-    async def load_into_index(
-        self, flushed: Callable[[bytes], bool], forgotten: Callable[[], Collection[bytes] | None] = tuple
-    ) -> bytes:
-        """Loads all pages into the index, except those that were flushed before or while this runs.
-
-        Args:
-            flushed: Returns whether the namespace with this digest was flushed.
-            forgotten: Returns the keys of single pages that were flushed; None: all were.
-
-        Returns:
-            The keys of all flushed pages, one after the other.
-        """
-        pages = self._pages()
-        keys, spaces = pages["key"], pages["space"]
-        order = np.argsort(pages["stamp"], kind="stable")
-        fitting = self._fitting(spaces[order])
-        for first in range(0, len(order), _AT_ONCE):
-            at = np.arange(first, min(first + _AT_ONCE, len(order)))
-            at = at[~self._among(flushed)[spaces[order[at]]] & ~_among_pages(keys[order[at]], forgotten())]
-            which, ticks = order[at], (at + 1).astype("<u8").tobytes()
-            # Created for each batch: while others were loaded, the index may have reused the record of a namespace.
-            numbers = self._create_records(spaces[which], fitting)[spaces[which]].tobytes()
-            self._owner.disk_report(keys[which].tobytes(), pages["size"][which].tobytes(), numbers, ticks, self._device)
-            point("inventory.loaded")
-            await loop_clock.give_way()
-        await self._load_histories(pages)
-        # Asked again at the end: these are the pages of flushes that came before or while the pages were loaded.
-        drops: bytes = keys[self._among(flushed)[spaces] | _among_pages(keys, forgotten())].tobytes()
-        return drops
-
-    async def _load_histories(self, pages: npt.NDArray[np.void]) -> None:
-        """Loads what is known of the uses of all pages, those at the beginning of their prompts first."""
-        stamps, histories = pages["stamp"], pages["history"].copy().view(_HISTORY)
-        order = np.argsort(histories["depth"], kind="stable")
-        order = order[histories["uses"][order] > 0]
+    def add_histories(self, part: HistoryPart) -> None:
+        """Loads what is known of the uses of pages that were reported."""
+        pages = np.frombuffer(part.pages, _PAGE)
         latest = max(int(clock.date() * _NS), self.newest)
-        for first in range(0, len(order), _AT_ONCE):
-            at = order[first : first + _AT_ONCE]
-            ages = (latest - np.minimum(stamps[at], np.uint64(latest))).tobytes()
-            self._owner.disk_histories(pages["key"][at].tobytes(), histories[at].tobytes(), ages)
-            await loop_clock.give_way()
+        ages = latest - np.minimum(pages["stamp"], np.uint64(latest))
+        histories = pages["history"].copy().view(_HISTORY)
+        self._owner.disk_histories(pages["key"].tobytes(), histories.tobytes(), ages.tobytes())
 
-    def _among(self, flushed: Callable[[bytes], bool]) -> npt.NDArray[np.bool_]:
-        """Returns for each namespace in the table whether it was flushed."""
-        return np.array([flushed(space.digest) for space in self._table], dtype=bool)
+    def _among_namespaces(self, spaces: npt.NDArray[np.uint32]) -> _Mask:
+        """Returns for each page whether its namespace was flushed."""
+        flushed = self._flushes.namespaces.among
+        gone = [space for space in np.unique(spaces).tolist() if flushed(self._table[space].digest)]
+        return np.isin(spaces, gone) if gone else np.zeros(len(spaces), bool)
 
-    def _fitting(self, spaces: npt.NDArray[np.uint32]) -> frozenset[int]:
-        """Returns the namespaces for which the index has room, those with the newest pages first.
-
-        Args:
-            spaces: The namespace of each page, the oldest page first.
-        """
+    def _find_room(self, table: Collection[Space]) -> None:
+        """Adds namespaces to the table, and notes for which of them the index has room: the first ones."""
+        if not table:
+            return
         known = {space.digest for space in self._owner.spaces() if space.listed}
-        table, room, fitting = list(self._table), self._owner.spare_spaces(), set()
-        newest = _by_last(spaces)[::-1]
-        for at in newest:
-            new = table[at].digest not in known
+        room, lacking = self._owner.spare_spaces(), 0
+        for at, space in enumerate(table, len(self._table)):
+            new = space.digest not in known
             if new and not room:
+                lacking += 1
                 continue
             room -= new
-            fitting.add(at)
-        if left := len(newest) - len(fitting):
+            self._fitting.add(at)
+        self._table += table
+        if lacking:
             log.warning(
                 "dropped %s from disk, the oldest: the table of namespaces is full",
-                counted(left, "namespace"),
-                extra=event("namespaces_dropped", namespaces=left),
+                counted(lacking, "namespace"),
+                extra=event("namespaces_dropped", namespaces=lacking),
             )
-        return frozenset(fitting)
 
-    def _create_records(self, spaces: npt.NDArray[np.uint32], fitting: frozenset[int]) -> npt.NDArray[np.uint32]:
+    def _create_records(self, spaces: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
         """Creates the records in the index that these namespaces lack.
 
         A new record may take the place of one without pages, also of one that was created a moment before.
@@ -155,9 +136,9 @@ class Inventory:
             record was reused has none.
         """
         numbers = np.full(len(self._table), _NO_SPACE, dtype="<u4")
-        table, positions = list(self._table), dict[int, int]()
+        positions: dict[int, int] = {}
         for at in _by_last(spaces):
-            number = self._create_record(table[at]) if at in fitting else -1
+            number = self._create_record(self._table[at]) if at in self._fitting else -1
             if number >= 0:
                 numbers[positions.get(number, at)] = _NO_SPACE
                 numbers[at], positions[number] = number, at
@@ -167,15 +148,16 @@ class Inventory:
         return self._owner.space(space.digest, printable(space.name), space.page_tokens, space.window, space.group)
 
 
-def _among_pages(keys: npt.NDArray[np.void], forgotten: Collection[bytes] | None) -> npt.NDArray[np.bool_]:
+def _among_pages(keys: _Pages, forgotten: Collection[bytes] | None) -> _Mask:
     """Returns for each page whether it was forgotten. Texts of equal length can be compared as they are."""
     if forgotten is None:
         return np.ones(len(keys), dtype=bool)
-    return np.isin(keys.view("S32"), np.array(list(forgotten), dtype="S32"))
+    if not forgotten:
+        return np.zeros(len(keys), dtype=bool)
+    return np.isin(keys.copy().view("S32"), np.array(list(forgotten), dtype="S32"))
 
 
 def _by_last(spaces: npt.NDArray[np.uint32]) -> list[int]:
     """Returns the namespaces of these pages, ordered by the position of their last page."""
-    last = np.full(int(spaces.max(initial=0)) + 1, -1)
-    last[spaces] = np.arange(len(spaces))
-    return [int(space) for space in np.argsort(last) if last[space] >= 0]
+    found, last = np.unique(spaces[::-1], return_index=True)
+    return [int(space) for space in found[np.argsort(-last)]]

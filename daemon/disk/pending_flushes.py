@@ -5,7 +5,7 @@ device sends these to its worker, and the flush is answered when the worker has 
 
 Between the first and the last step the files still have the pages. If the worker ends there, the next one reports them
 in its inventory, and they would be found again. So the flush is remembered until a report confirms it: the inventory is
-loaded without its pages (`DeviceOpening.load`), and the first command to the new worker drops them (`again`). If the
+loaded without its pages (`Inventory.add`), and the first command to the new worker drops them (`again`). If the
 daemon ends as well, the pages can be found again; the request was answered with that reason.
 """
 

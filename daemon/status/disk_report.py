@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from pagetier.shm.units import counted
 from pagetier.tiers.base import TierState
 
 
@@ -56,6 +57,7 @@ class _FilesReport(msgspec.Struct, frozen=True, kw_only=True):
         damaged: Pages that failed their checksum.
         device_bytes: Bytes that this daemon's workers handed to the file systems, trees included.
         restarts: Restarts of the workers.
+        expected_pages: Pages that workers found and are reporting; 0 once all are known.
     """
 
     folder: str = ""
@@ -73,6 +75,7 @@ class _FilesReport(msgspec.Struct, frozen=True, kw_only=True):
     damaged: int = 0
     device_bytes: int = 0
     restarts: int = 0
+    expected_pages: int = 0
 
 
 class DeviceReport(_FilesReport, frozen=True, kw_only=True):
@@ -88,6 +91,11 @@ class DeviceReport(_FilesReport, frozen=True, kw_only=True):
     pages: int = 0
     bytes: int = 0
 
+    @property
+    def state(self) -> str:
+        """The standing and, while the pages on the device are being read, how many are known."""
+        return _state(self.standing, self.pages, self.expected_pages)
+
 
 class DiskReport(_FilesReport, frozen=True, kw_only=True):
     """The status of the disk tier.
@@ -101,6 +109,12 @@ class DiskReport(_FilesReport, frozen=True, kw_only=True):
     write: str = ""
     budget: BudgetReport | None = None
     devices: tuple[DeviceReport, ...] = ()
+
+    @property
+    def state(self) -> str:
+        """The standing and, while the pages of devices are being read, how many of theirs are known."""
+        pages = sum(device.pages for device in self.devices if device.expected_pages)
+        return _state(self.standing, pages, self.expected_pages)
 
     @property
     def several(self) -> bool:
@@ -125,7 +139,17 @@ class DiskCounters(msgspec.Struct, frozen=True):
 
 
 _PROGRESS: Final = (Standing.OPEN, Standing.STARTING, Standing.RESIZING, Standing.DOWN, Standing.NONE)
-_SUMS: Final = ("cap", "room_frames", "file_bytes", "disk_free", "disk_total", "damaged", "device_bytes", "restarts")
+_SUMS: Final = (
+    "cap",
+    "room_frames",
+    "file_bytes",
+    "disk_free",
+    "disk_total",
+    "damaged",
+    "device_bytes",
+    "restarts",
+    "expected_pages",
+)
 
 
 def summed(devices: Sequence[DeviceReport], write: str, budget: BudgetReport | None) -> DiskReport:
@@ -143,6 +167,10 @@ def summed(devices: Sequence[DeviceReport], write: str, budget: BudgetReport | N
         devices=tuple(devices),
         **{name: sum(getattr(device, name) for device in devices) for name in _SUMS},
     )
+
+
+def _state(standing: Standing, pages: int, expected: int) -> str:
+    return f"{standing.value}, {pages:,} of {counted(expected, 'page')} read" if expected else standing.value
 
 
 def _named(devices: Sequence[DeviceReport], name: str) -> str:

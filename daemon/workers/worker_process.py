@@ -23,6 +23,7 @@ from pagetier.tiers.worker_protocol import (
     FleetOpened,
     Found,
     HasRead,
+    HistoryPart,
     InventoryPart,
     Opened,
     OpenFailed,
@@ -49,10 +50,11 @@ def check(report: Report) -> None:
 
 def _wrong(report: Report) -> str:
     match report:
-        case Opened() if not 0 <= report.capacity <= _MOST_FRAMES:
-            return f"room for {report.capacity} frames"
-        case InventoryPart():
-            return _wrong_pages(report) or next(filter(None, map(wrong_space, report.table)), "")
+        case Opened() if not 0 <= report.capacity <= _MOST_FRAMES or report.pages < 0:
+            return f"room for {report.capacity} frames and {report.pages} pages"
+        case InventoryPart() | HistoryPart():
+            table = report.table if isinstance(report, InventoryPart) else ()
+            return _wrong_pages(report.pages) or next(filter(None, map(wrong_space, table)), "")
         case Wrote() if not set(report.stored) <= _RESULTS:
             return "an unknown result of a page"
         case HasRead() if report.first < 0 or not set(report.read) <= {0, 1} or len(report.damaged) % KEY_BYTES:
@@ -63,19 +65,16 @@ def _wrong(report: Report) -> str:
             return ""
 
 
-def _wrong_pages(part: InventoryPart) -> str:
+def _wrong_pages(rows: bytes) -> str:
     import numpy as np
 
     from pagetier.shm.row_arrays import dtype_of
 
-    if not STORED_PAGES.is_whole(part.pages):
-        return f"{len(part.pages)} bytes of pages"
-    if not part.pages:
+    if not STORED_PAGES.is_whole(rows):
+        return f"{len(rows)} bytes of pages"
+    if not rows:
         return ""
-    pages = np.frombuffer(part.pages, dtype_of(STORED_PAGE_LAYOUT))
-    if pages["space"].max() >= len(part.table):
-        return "a namespace that is not in its table"
-    sizes = pages["size"]
+    sizes = np.frombuffer(rows, dtype_of(STORED_PAGE_LAYOUT))["size"]
     if not 0 < sizes.min() <= sizes.max() < _MOST_BYTES:
         return f"pages of {sizes.min()} to {sizes.max()} bytes"
     return ""

@@ -19,7 +19,7 @@ import msgspec
 
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Space
-from pagetier.tiers.base import Incoming, Outgoing, ReadResult, TierError
+from pagetier.tiers.base import Incoming, Outgoing, ReadResult, StoredPages, TierError
 from pagetier.tiers.capacity import PAGE, Shape, StoreName
 from pagetier.tiers.disk import data_file, file_format, file_system
 from pagetier.tiers.disk.blocks import PreallocatedBlocks
@@ -161,6 +161,17 @@ class Environment(ABC):
         """The number of pages in LMDB's file, in use or not."""
         last: int = self._env.info()["last_pgno"]
         return last + 1
+
+    @property
+    def page_count(self) -> int:
+        """The number of records of pages, as LMDB counts them."""
+        with self.reading() as txn:
+            count: int = txn.stat(self.pages)["entries"]
+        return count
+
+    def take_listed(self) -> list[StoredPages] | None:
+        """Returns its pages as the opening found them, once; None if it did not list them, or they have changed."""
+        return None
 
     @property
     def spaces(self) -> dict[int, Space]:

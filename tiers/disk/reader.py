@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import compress, islice
 from operator import ge
 from typing import Final
 
 import lmdb
+import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES, STORED_PAGE_LAYOUT
 from pagetier.shm.row_arrays import dtype_of
@@ -27,7 +29,7 @@ from pagetier.tiers.disk.file_format import (
 )
 from pagetier.tiers.page_checksum import page_checksum
 
-BATCH: Final = 65536  # pages listed at once
+BATCH: Final = 2048  # pages listed at once: few, because their objects then stay in the cache of the processor
 NONSENSE: Final = Header(0, 0, 0, b"", ())
 _OLD_FIELDS: Final = [
     ("format", "u1"),
@@ -38,6 +40,19 @@ _OLD_FIELDS: Final = [
     ("stamp", "<u8"),
 ]
 _FIXED: Final = np.dtype([*_OLD_FIELDS, ("", "V16"), ("history", f"V{HISTORY_BYTES}"), ("", "V16")])
+
+
+class Records(msgspec.Struct, frozen=True):
+    """Some records, by columns: keys, headers and the lengths of the headers."""
+
+    keys: list[bytes]
+    values: list[bytes]
+    lengths: npt.NDArray[np.int64]
+
+    def only(self, chosen: npt.NDArray[np.bool_]) -> Records:
+        """Returns some of the records."""
+        which = chosen.tolist()
+        return Records(list(compress(self.keys, which)), list(compress(self.values, which)), self.lengths[chosen])
 
 
 STORED_PAGE: Final = dtype_of(STORED_PAGE_LAYOUT)
@@ -101,17 +116,23 @@ def listed(environment: Environment) -> Iterator[StoredPages]:
         lmdb.Error: LMDB failed.
         lmdb.CorruptedError: Keys are out of order, or at the end the count of an unchanged environment is wrong.
     """
+    for records in all_records(environment):
+        yield stored_pages(environment, records)
+
+
+def all_records(environment: Environment) -> Iterator[Records]:
+    """Yields all records in batches. Raises like listed()."""
     after, count = b"", environment.entry_count()
-    while rows := rows_after(environment, after, count):
-        after = rows[-1][0]
-        count.add([value for _, value in rows])
-        yield _stored_pages(environment, rows)
+    while records := _records_after(environment, after, count):
+        after = records.keys[-1]
+        count.add(records.values)
+        yield records
     if count.wrong:
         raise lmdb.CorruptedError(count.wrong)
 
 
-def rows_after(environment: Environment, key: bytes, count: EntryCount) -> list[tuple[bytes, bytes]]:
-    """Returns a batch of keys and headers: those after a key.
+def _records_after(environment: Environment, key: bytes, count: EntryCount) -> Records | None:
+    """Returns a batch of records, those after a key; None if there are none.
 
     Raises:
         lmdb.Error: LMDB failed.
@@ -122,26 +143,35 @@ def rows_after(environment: Environment, key: bytes, count: EntryCount) -> list[
         cursor = txn.cursor(environment.pages)
         found = cursor.set_range(key + b"\0")
         rows = list(islice(cursor.iternext(), BATCH)) if found else []
-    keys = [one for one, _ in rows]
+    if not rows:
+        return None
+    keys, values = [key for key, _ in rows], [value for _, value in rows]
     if any(map(ge, [key, *keys], keys)):
         raise lmdb.CorruptedError("its keys are out of order")
-    return rows
+    return Records(keys, values, _lengths(values))
 
 
-def _stored_pages(environment: Environment, rows: list[tuple[bytes, bytes]]) -> StoredPages:
-    """Drops the invalid rows: the receiver would reject the whole message otherwise."""
-    spaces = {number: space for number, space in environment.spaces.items() if file_format.makes_sense(space)}
-    rows = [row for row in rows if len(row[0]) == KEY_BYTES and len(row[1]) >= OLD_HEADER_BYTES]
-    fixed = np.array([value for _, value in rows], f"S{HEADER_BYTES}").view(_FIXED)  # longer values are cut
-    lengths = np.array([len(value) for _, value in rows], np.int64)
-    old, new = fixed["format"] == OLD_FORMAT, (fixed["format"] == FORMAT) & (lengths >= HEADER_BYTES)
-    numbers = np.array(sorted(spaces), np.uint32)
+def _lengths(texts: Sequence[bytes]) -> npt.NDArray[np.int64]:
+    return np.fromiter(map(len, texts), np.int64, len(texts))
+
+
+def stored_pages(environment: Environment, records: Records) -> StoredPages:
+    """Drops the invalid records: the receiver would reject the whole message otherwise."""
+    possible = (records.lengths >= OLD_HEADER_BYTES) & (_lengths(records.keys) == KEY_BYTES)
+    if not possible.all():
+        records = records.only(possible)
+    fixed = np.array(records.values, f"S{HEADER_BYTES}").view(_FIXED)  # longer values are cut
+    old, new = fixed["format"] == OLD_FORMAT, (fixed["format"] == FORMAT) & (records.lengths >= HEADER_BYTES)
+    there = environment.spaces
+    present = [number for number in np.unique(fixed["space"]).tolist() if number in there]
+    spaces = {number: there[number] for number in present if file_format.makes_sense(there[number])}
+    numbers = np.array(list(spaces), np.uint32)
     good = np.isin(fixed["space"], numbers) & (old | new) & (fixed["codec"] == file_format.PLAIN)
     good &= (fixed["size"] > 0) & (fixed["size"] <= environment.largest_page)
     fixed["history"][old] = np.void(NO_HISTORY)
     pages = np.zeros(int(good.sum()), STORED_PAGE)
-    pages["key"] = np.frombuffer(b"".join([key for key, _ in rows]), f"V{KEY_BYTES}")[good]
+    pages["key"] = np.frombuffer(b"".join(records.keys), f"V{KEY_BYTES}")[good]
     for name in ("history", "size", "stamp"):
         pages[name] = fixed[name][good]
     pages["space"] = np.searchsorted(numbers, fixed["space"][good])
-    return StoredPages(pages.tobytes(), tuple(spaces[number] for number in sorted(spaces)))
+    return StoredPages(pages.tobytes(), tuple(spaces.values()))

@@ -96,6 +96,11 @@ class DiskStore:
         """The number of frames that fit."""
         return sum(environment.shape.capacity for environment in self._environments)
 
+    @property
+    def pages(self) -> int:
+        """The number of pages, as LMDB counts them."""
+        return sum(environment.page_count for environment in self._environments)
+
     def _used(self) -> int:
         return sum(environment.used for environment in self._environments)
 
@@ -103,7 +108,11 @@ class DiskStore:
         """Walks one environment after the other. Raises DoubtError if one cannot be walked."""
         for environment in self._environments:
             try:
-                yield from reader.listed(environment)
+                listed = environment.take_listed()
+                if listed is None:
+                    yield from reader.listed(environment)
+                while listed:
+                    yield listed.pop()  # its memory is free when the receiver has copied it
             except lmdb.Error as error:
                 self.distrust()
                 raise DoubtError(environment.broke(error)) from error

@@ -12,7 +12,7 @@ import lmdb
 import msgspec
 
 from pagetier.shm.failpoints import point
-from pagetier.tiers.base import Incoming, Outgoing, ReadOutcome, ReadResult
+from pagetier.tiers.base import Incoming, Outgoing, ReadOutcome, ReadResult, StoredPages
 from pagetier.tiers.capacity import FilesShape, StoreName
 from pagetier.tiers.disk import reader
 from pagetier.tiers.disk.environment import Environment, ReadReport, Transaction
@@ -63,9 +63,10 @@ class FilesEnvironment(Environment):
     def _open_frames(self, undo: contextlib.ExitStack) -> None:
         self.files = DirectFiles(self.folder, self.shape.frame_bytes, self.shape.capacity)
         undo.callback(self.files.close)
-        found = find_owners(self, self.files.slots)
-        self.slots = SlotTable(found.owners)
         self._capacity = max(self.shape.capacity, self.files.slots)
+        found = find_owners(self, self.files.slots)
+        self._listed: list[StoredPages] | None = found.pages  # until a transaction changes them
+        self.slots = SlotTable(found.owners)
         self.wrong = found.wrong
         self.beyond = found.beyond
         self._next_serial = found.next_serial
@@ -207,7 +208,13 @@ class FilesEnvironment(Environment):
         if txn.delete(key, db=self.pages) and header is not None and header != reader.NONSENSE:
             self._deleted_pages.append(header)
 
+    def take_listed(self) -> list[StoredPages] | None:
+        """Returns its pages as the opening found them, once; None if they have changed."""
+        listed, self._listed = self._listed, None
+        return listed
+
     def _committed(self) -> None:
+        self._listed = None
         if self._batch is not None:
             self._batch.recorded = True
         # The slots of deleted records are free only now: before the commit a crash would bring the records back, which

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from itertools import compress
 from typing import Final, TypeAlias
 
-import lmdb
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from pagetier.tiers.base import StoredPages
 from pagetier.tiers.disk import reader
 from pagetier.tiers.disk.environment import Environment
 from pagetier.tiers.disk.file_format import HEADER_BYTES
-from pagetier.tiers.frame_files.count import RecordCount
-from pagetier.tiers.frame_files.records import CHECK_BYTES, check_of
+from pagetier.tiers.frame_files.records import CHECK_BYTES, checks_of
 
 _SERIAL: Final = HEADER_BYTES // 8 - 2  # the word of a record, before 8 bytes of 0
 _SIZE: Final = 1
@@ -24,7 +22,7 @@ _Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
 class SlotOwners(msgspec.Struct, frozen=True):
-    """What the records say: the owners of the slots, and the keys of records that must be dropped.
+    """What the records say: the owners of the slots, the pages, and the keys of records that must be dropped.
 
     Of two records that name one slot, the older one must: it is a leaf of LMDB that the disk returned as it was before.
     `beyond` of the dropped ones are valid, and name slots that the files do not have.
@@ -34,6 +32,7 @@ class SlotOwners(msgspec.Struct, frozen=True):
     wrong: list[bytes]
     next_serial: int
     beyond: int
+    pages: list[StoredPages]
 
 
 class _Rows(msgspec.Struct, frozen=True):
@@ -53,9 +52,11 @@ def find_owners(environment: Environment, slots: int) -> SlotOwners:
     owners = np.zeros(slots, np.uint64)
     wrong: list[bytes] = []
     losers: set[int] = set()
+    pages: list[StoredPages] = []
     last = beyond = 0
-    for rows in _batches(environment):
-        good = _valid(rows, environment.shape.frame_bytes, slots, wrong)
+    for records in reader.all_records(environment):
+        pages.append(reader.stored_pages(environment, records))
+        good = _valid(records, environment.shape.frame_bytes, slots, wrong)
         last = max(last, int(good.serials.max(initial=0)))
         beyond += good.beyond
         if not _give(owners, good):
@@ -63,36 +64,27 @@ def find_owners(environment: Environment, slots: int) -> SlotOwners:
     if losers:
         owners[np.isin(owners, np.array(sorted(losers), np.uint64))] = 0
         wrong += _keys_of(environment, losers)
-    return SlotOwners(owners, wrong, last + 1, beyond)
+    return SlotOwners(owners, wrong, last + 1, beyond, pages)
 
 
-def _batches(environment: Environment) -> Iterator[list[tuple[bytes, bytes]]]:
-    after, count = b"", RecordCount()
-    while rows := reader.rows_after(environment, after, count):
-        after = rows[-1][0]
-        count.add([value for _, value in rows])
-        yield rows
-    if count.wrong:
-        raise lmdb.CorruptedError(count.wrong)
-
-
-def _valid(rows: Sequence[tuple[bytes, bytes]], frame_bytes: int, slots: int, wrong: list[bytes]) -> _Rows:
+def _valid(records: reader.Records, frame_bytes: int, slots: int, wrong: list[bytes]) -> _Rows:
     """Returns the valid records, and adds the keys of the others to `wrong`. It works on columns of a whole batch."""
-    lengths = np.fromiter((len(value) for _, value in rows), np.int64, len(rows))
-    possible = (lengths % 8 == 0) & (lengths > HEADER_BYTES + CHECK_BYTES)
-    kept = list(compress(rows, possible.tolist()))
-    wrong += [key for key, _ in compress(rows, (~possible).tolist())]
-    words = np.frombuffer(b"".join([value for _, value in kept]), "<u8")
-    ends = np.cumsum(lengths[possible]) // 8
-    begins = ends - lengths[possible] // 8
-    checks = np.frombuffer(b"".join([check_of(key, value[:-CHECK_BYTES]) for key, value in kept]), "<u8")
+    possible = (records.lengths % 8 == 0) & (records.lengths > HEADER_BYTES + CHECK_BYTES)
+    if not possible.all():
+        wrong += compress(records.keys, (~possible).tolist())
+        records = records.only(possible)
+    words = np.frombuffer(b"".join(records.values), "<u8")
+    ends = np.cumsum(records.lengths) // 8
+    begins = ends - records.lengths // 8
+    checks = np.frombuffer(checks_of(records.keys, records.values), "<u8")
     first, frames, extents = _extents(words, begins, ends)
-    counts = np.add.reduceat(frames, np.cumsum(extents) - extents) if kept else frames
-    ends_at = np.maximum.reduceat(first + frames, np.cumsum(extents) - extents) if kept else frames
+    counts = np.add.reduceat(frames, np.cumsum(extents) - extents) if len(ends) else frames
+    ends_at = np.maximum.reduceat(first + frames, np.cumsum(extents) - extents) if len(ends) else frames
     expected = -(-words[begins + _SIZE].astype(np.int64) // frame_bytes)
     whole = (words[ends - 1] == checks) & (counts == expected)
     good = whole & (ends_at <= slots)
-    wrong += [key for key, _ in compress(kept, (~good).tolist())]
+    if not good.all():
+        wrong += compress(records.keys, (~good).tolist())
     of_extent = np.repeat(good, extents)
     slots_of = _spread(first[of_extent], frames[of_extent])
     return _Rows(words[begins + _SERIAL][good], counts[good], slots_of, int(np.count_nonzero(whole & ~good)))
@@ -117,14 +109,10 @@ def _spread(first: _Numbers, frames: _Numbers) -> _Numbers:
 
 def _give(owners: _Words, rows: _Rows) -> bool:
     """Gives each slot to its record. Returns False, and changes nothing, if two records name one slot."""
-    if owners[rows.slots].any():
+    if owners[rows.slots].any() or len(np.unique(rows.slots)) < len(rows.slots):
         return False
-    before = np.count_nonzero(owners)
     owners[rows.slots] = np.repeat(rows.serials, rows.counts)
-    if np.count_nonzero(owners) - before == len(rows.slots):
-        return True
-    owners[rows.slots] = 0
-    return False
+    return True
 
 
 def _dispute(owners: _Words, rows: _Rows) -> set[int]:
@@ -147,7 +135,7 @@ def _keys_of(environment: Environment, serials: set[int]) -> list[bytes]:
     at = 8 * _SERIAL
     return [
         key
-        for rows in _batches(environment)
-        for key, value in rows
+        for records in reader.all_records(environment)
+        for key, value in zip(records.keys, records.values, strict=True)
         if len(value) >= HEADER_BYTES and int.from_bytes(value[at : at + 8], "little") in serials
     ]

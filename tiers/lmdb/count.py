@@ -21,6 +21,7 @@ from pagetier.tiers.disk.reader import BATCH
 _FIXED_WORDS: Final = HEADER_BYTES // EXTENT_BYTES
 _OLD_FIXED_WORDS: Final = OLD_HEADER_BYTES // EXTENT_BYTES
 _SIZE_WORD: Final = 1  # after format, codec and space
+_FORMAT_BYTE: Final = np.uint64(0xFF)
 
 
 class FrameCount:
@@ -56,15 +57,16 @@ class FrameCount:
 
 def _named(headers: Sequence[bytes], frame_bytes: int) -> int | None:
     """Returns how many frames the headers name; None if the extents and the size of one of them disagree."""
-    lengths = np.array(list(map(len, headers)), np.int64)
+    lengths = np.fromiter(map(len, headers), np.int64, len(headers))
     if (lengths < OLD_HEADER_BYTES).any() or (lengths % EXTENT_BYTES).any():
         return None
     packed = b"".join(headers)
-    new = np.array([header[0] == FORMAT for header in headers])
+    starts = np.cumsum(lengths // EXTENT_BYTES) - lengths // EXTENT_BYTES
+    words = np.frombuffer(packed, "<u8")
+    new = words[starts] & _FORMAT_BYTE == FORMAT
     if (lengths[new] < HEADER_BYTES).any():
         return None
-    starts = np.cumsum(lengths // EXTENT_BYTES) - lengths // EXTENT_BYTES
-    sizes = np.frombuffer(packed, "<u8")[starts + _SIZE_WORD]
+    sizes = words[starts + _SIZE_WORD]
     frames = np.frombuffer(packed, "<u4")[1::2].astype(np.uint64)
     for word in range(_FIXED_WORDS):
         frames[(starts if word < _OLD_FIXED_WORDS else starts[new]) + word] = 0

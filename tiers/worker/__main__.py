@@ -103,7 +103,6 @@ def _serve_catalogue(command: Serve, memory: WorkerArena, channel: Channel) -> N
     with _closing(tier):
         worker = Worker(tier, memory, channel)
         _beside_engines(worker.report)
-        point("worker.reported")
         worker.serve()
 
 

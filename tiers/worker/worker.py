@@ -18,12 +18,12 @@ from pagetier.tiers.base import Catalogue, DoubtError, TierError
 from pagetier.tiers.worker.arena import WorkerArena
 from pagetier.tiers.worker.channel import Channel
 from pagetier.tiers.worker.moved_pages import read_pages, write_pages
+from pagetier.tiers.worker.ordered_pages import OrderedPages
 from pagetier.tiers.worker.tasks import ReadTask, read_tasks
 from pagetier.tiers.worker_protocol import (
     Command,
     Complete,
     GetState,
-    InventoryPart,
     Leave,
     Opened,
     Read,
@@ -53,14 +53,25 @@ class Worker:
         self._broken = ""
 
     def report(self) -> None:
-        """Reports the pages in the tier."""
+        """Lists the pages in the tier, and starts to report them. Raises DoubtError if they cannot be listed."""
         # The index needs the capacity before the first page. serve() follows, so no write changes what is being listed.
-        self._channel.send(Opened(self._tier.capacity, self._tier.state()))
+        self._channel.send(Opened(self._tier.capacity, self._tier.state(), self._tier.pages))
         if (lookups := self._tier.take_lookups()) is not None:
             self._channel.send(SavedLookups(lookups))
-        for part in self._tier.contents():
-            self._channel.send(InventoryPart(part.pages, part.table))
-        self._channel.send(Complete())
+        # The daemon lets engines ask for the pages of each part at once, so another thread reports while this one
+        # serves reads. It inherits the priority of this thread. Nothing waits for it: it uses no file, and sends
+        # nothing once the daemon is gone.
+        pages = OrderedPages(self._tier.contents())
+        threading.Thread(target=self._send_all, args=(pages,), name="pagetier-report", daemon=True).start()
+
+    def _send_all(self, pages: OrderedPages) -> None:
+        try:
+            for part in pages.parts():
+                self._channel.send(part)
+            self._channel.send(Complete())
+            point("worker.reported")
+        except Exception as error:  # noqa: BLE001  the daemon would wait for the rest as long as this process lives
+            self._break(error)
 
     def serve(self) -> None:
         """Serves until it is time to exit. Raises TierError if the tier cannot continue, DoubtError if it broke."""

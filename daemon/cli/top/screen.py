@@ -108,7 +108,7 @@ def _disk(snapshot: Snapshot, place: ScreenContext) -> Iterator[Text]:
     if snapshot.tiers.disk.cap:
         yield _tier("disk", snapshot.tiers.disk, "magenta", place)
     well = disk.standing is Standing.OPEN and not disk.trouble
-    text = f"{disk.standing.value}: {disk.trouble}" if disk.trouble else f"{disk.standing.value}, {synced(disk)}"
+    text = f"{disk.state}: {disk.trouble}" if disk.trouble else f"{disk.state}, {synced(disk)}"
     yield from _wrapped(_BELOW + text, "dim" if well else "red", place.width)
     for device in disk.devices if disk.several else ():
         well = device.standing is Standing.OPEN and not device.trouble

@@ -24,7 +24,7 @@ def disk(view: CacheView) -> Html:
         element("span", f"{counted(work.failed, 'page')} could not be written", class_="bad") if work.failed else ""
     )
     known: dict[str, str | Html] = {
-        "state": _state(report.standing.value, report.trouble),
+        "state": _state(report.state, report.trouble),
         "files": f"{format_size(report.file_bytes)} of {format_size(report.cap)} in {report.folder}",
         "file system": f"{format_size(report.disk_free)} of {format_size(report.disk_total)} free",
         "written": f"{format_size(report.device_bytes)} by this daemon{_wear(report, view.hour)}",
@@ -70,7 +70,7 @@ def _devices(report: DiskReport, frame_bytes: int) -> Iterator[Html]:
 def _device(device: DeviceReport, frame_bytes: int) -> tuple[str | Html, ...]:
     return (
         name_of(device.folder),
-        _state(device.standing.value, device.trouble),
+        _state(device.state, device.trouble),
         f"{device.pages:,}",
         format_size(device.used_frames * frame_bytes),
         format_size(device.room_frames * frame_bytes),

@@ -40,6 +40,7 @@ KEYS = {
     "disk": {
         *("standing", "trouble", "folder", "write", "opened", "note", "cap", "file_bytes", "disk_free", "disk_total"),
         *("last_sync", "clean", "damaged", "device_bytes", "restarts", "budget", "room_frames", "devices"),
+        "expected_pages",
     },
     "disk_work": {"written", "read", "lost", "skipped", "failed", "damaged"},
     "lookups": {"lookups", "memory_tokens", "disk_tokens", "remote_tokens", "missed_tokens", "slower_tokens"},

@@ -9,14 +9,16 @@ import pytest
 
 from anonymous_segments import Memory, attach
 from numbered_pages import GEOMETRY, content_of, key_of, store
-from pagetier.daemon.common import loop_clock
-from pagetier.daemon.disk import inventory
 from pagetier.daemon.disk.inventory import Inventory
+from pagetier.daemon.disk.pending_flushes import DeviceFlushes
 from pagetier.daemon.workers.worker_process import check
 from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES, Owner, TierFlag, WriteRule
 from pagetier.shm.page_rows import STORED_PAGES, StoredPage
 from pagetier.shm.protocol import ProtocolError, Space
-from pagetier.tiers.worker_protocol import HasRead, InventoryPart, Opened, Report, Wrote
+from pagetier.tiers.base import StoredPages
+from pagetier.tiers.worker import ordered_pages
+from pagetier.tiers.worker.ordered_pages import OrderedPages
+from pagetier.tiers.worker_protocol import HasRead, HistoryPart, InventoryPart, Opened, Report, Wrote
 
 SPACE, OTHER = Space(b"s" * KEY_BYTES, "one\x1b", 16), Space(b"o" * KEY_BYTES, "other", 32, 1, 512)
 
@@ -35,20 +37,41 @@ def owner(memory: Memory) -> Iterator[Owner]:
     assert made.check_integrity() == []
 
 
-def part_of(
+def batch_of(
     numbers: Sequence[int],
     stamps: Sequence[int] = (),
     spaces: Sequence[int] = (),
     table: tuple[Space, ...] = (SPACE, OTHER),
-) -> InventoryPart:
+) -> StoredPages:
     pages = zip(numbers, stamps or numbers, spaces or [0] * len(numbers), strict=True)
-    return InventoryPart(
+    return StoredPages(
         STORED_PAGES.pack(
             StoredPage(key_of(number), bytes(HISTORY_BYTES), len(content_of(number)), stamp, space)
             for number, stamp, space in pages
         ),
         table,
     )
+
+
+def parts_of(*batches: StoredPages) -> list[InventoryPart]:
+    """Returns what a worker reports of these pages."""
+    parts = [part for part in OrderedPages(batches).parts() if isinstance(part, InventoryPart)]
+    for part in parts:
+        check(part)
+    return parts
+
+
+@pytest.fixture
+def flushes() -> Iterator[DeviceFlushes]:
+    loop = asyncio.new_event_loop()
+    yield DeviceFlushes(loop)
+    loop.close()
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes workers report three pages in each part."""
+    monkeypatch.setattr(ordered_pages, "_PART", 3)
 
 
 def part_with(size: int, *table: Space) -> InventoryPart:
@@ -65,13 +88,13 @@ def on_disk(owner: Owner) -> dict[str, int]:
     return {space.name: space.disk_pages for space in owner.spaces() if space.disk_pages}
 
 
-def load(owner: Owner, *batches: InventoryPart) -> None:
-    collected = Inventory(owner)
-    for batch in batches:
-        check(batch)
-        collected.add(batch)
-    assert len(collected) == sum(STORED_PAGES.count(batch.pages) for batch in batches)
-    assert asyncio.run(collected.load_into_index(lambda _: False)) == b""
+def load(owner: Owner, flushes: DeviceFlushes, *batches: StoredPages) -> Inventory:
+    loaded = Inventory(owner, flushes)
+    for part in parts_of(*batches):
+        loaded.add(part)
+    assert len(loaded) == sum(map(len, batches))
+    assert not loaded.flushed
+    return loaded
 
 
 def dropped(owner: Owner) -> set[bytes]:
@@ -79,22 +102,25 @@ def dropped(owner: Owner) -> set[bytes]:
     return {drops[at : at + KEY_BYTES] for at in range(0, len(drops), KEY_BYTES)}
 
 
-def test_pages_of_several_batches_and_namespaces(owner: Owner) -> None:
+def test_pages_of_several_batches_and_namespaces(owner: Owner, flushes: DeviceFlushes) -> None:
     owner.disk_open(1000, WriteRule.THROUGH)
-    load(owner)
+    load(owner, flushes)
     assert owner.header().disk_pages == 0, "the tier was empty"
-    load(owner, part_of([1, 2, 3], spaces=[0, 1, 0]), part_of([4, 5], spaces=[1, 1]))
+    load(owner, flushes, batch_of([1, 2, 3], spaces=[0, 1, 0]), batch_of([4, 5], spaces=[0, 0], table=(OTHER,)))
     assert owner.header().disk_pages == 5
     assert on_disk(owner) == {"one?": 2, "other": 3}
     assert dropped(owner) == set()
 
 
-def test_the_oldest_pages_are_evicted_first_in_whatever_order_they_are_loaded(owner: Owner) -> None:
+@pytest.mark.usefixtures("small_parts")
+def test_the_oldest_pages_are_evicted_first_in_whatever_order_they_are_listed(
+    owner: Owner, flushes: DeviceFlushes
+) -> None:
     numbers = range(20)
     frames = sum(-(-len(content_of(number)) // GEOMETRY.frame_bytes) for number in numbers)
     owner.disk_open(frames // 2, WriteRule.THROUGH)
     stamps = [(7 * number) % 20 for number in numbers]
-    load(owner, part_of(numbers, stamps))
+    load(owner, flushes, batch_of(numbers, stamps))
     gone = dropped(owner)
     assert gone
     ages = {key_of(number): stamp for number, stamp in zip(numbers, stamps, strict=True)}
@@ -102,28 +128,30 @@ def test_the_oldest_pages_are_evicted_first_in_whatever_order_they_are_loaded(ow
 
 
 @pytest.mark.parametrize(("stamps", "newest"), [([3, 9, 5], 9), ([3, 2**64 - 1, 5], 5)], ids=["sound", "damaged"])
-def test_the_newest_stamp_is_one_that_a_clock_can_have_shown(owner: Owner, stamps: list[int], newest: int) -> None:
-    collected = Inventory(owner)
-    assert collected.newest == 0
-    collected.add(part_of([1, 2, 3], stamps))
-    assert collected.newest == newest
+def test_the_newest_stamp_is_one_that_a_clock_can_have_shown(
+    owner: Owner, flushes: DeviceFlushes, stamps: list[int], newest: int
+) -> None:
+    owner.disk_open(1000, WriteRule.THROUGH)
+    assert load(owner, flushes).newest == 0
+    assert load(owner, flushes, batch_of([1, 2, 3], stamps)).newest == newest
 
 
-def test_a_full_index_keeps_the_warmest_pages(owner: Owner) -> None:
+@pytest.mark.usefixtures("small_parts")
+def test_a_full_index_keeps_the_warmest_pages(owner: Owner, flushes: DeviceFlushes) -> None:
     numbers = range(3 * GEOMETRY.entries)
     owner.disk_open(10_000, WriteRule.THROUGH)
-    load(owner, part_of(numbers))
+    load(owner, flushes, batch_of(numbers))
     assert owner.header().disk_pages == GEOMETRY.entries
     assert dropped(owner) == set(map(key_of, numbers[: -GEOMETRY.entries]))
 
 
-def test_pages_that_are_in_memory_too_are_in_both(memory: Memory, owner: Owner) -> None:
+def test_pages_that_are_in_memory_too_are_in_both(memory: Memory, owner: Owner, flushes: DeviceFlushes) -> None:
     slot = attach(owner, 1)
     session = memory.session(slot)
     store(owner, session, [1, 2])
     owner.settle()
     owner.disk_open(1000, WriteRule.THROUGH)
-    load(owner, part_of([1, 2, 3]))
+    load(owner, flushes, batch_of([1, 2, 3]))
     header = owner.header()
     assert (header.pages, header.disk_pages) == (2, 3)
     assert owner.unwritten()[0] == 0
@@ -131,67 +159,89 @@ def test_pages_that_are_in_memory_too_are_in_both(memory: Memory, owner: Owner) 
     owner.reap(slot)
 
 
-async def test_a_large_inventory_is_loaded_in_steps(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inventory, "_AT_ONCE", 3)
+@pytest.mark.usefixtures("small_parts")
+def test_each_part_is_found_as_soon_as_it_came(owner: Owner, flushes: DeviceFlushes) -> None:
     owner.disk_open(1000, WriteRule.THROUGH)
-    collected = Inventory(owner)
-    collected.add(part_of(range(10)))
-    turns = 0
-    telling = asyncio.ensure_future(collected.load_into_index(lambda _: False))
-    while not telling.done():
-        turns += 1
-        await loop_clock.give_way()
-    assert turns >= 4
-    assert owner.header().disk_pages == 10
+    loaded, found = Inventory(owner, flushes), []
+    for part in parts_of(batch_of(range(10))):
+        loaded.add(part)
+        found.append(owner.header().disk_pages)
+    assert found == [3, 6, 9, 10]
 
 
-async def test_a_namespace_flushed_during_loading_is_not_loaded_further(
-    owner: Owner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inventory, "_AT_ONCE", 4)
+@pytest.mark.usefixtures("small_parts")
+def test_a_namespace_that_is_flushed_between_two_parts_does_not_come_back(owner: Owner, flushes: DeviceFlushes) -> None:
     owner.disk_open(1000, WriteRule.THROUGH)
-    collected = Inventory(owner)
-    collected.add(part_of(range(10), spaces=[0, 1] * 5))
-    flushed: set[bytes] = set()
-    telling = asyncio.ensure_future(collected.load_into_index(flushed.__contains__))
-    while not owner.header().disk_pages:
-        await loop_clock.give_way()
-    flushed.add(OTHER.digest)
-    assert owner.flush(1, TierFlag.BOTH) == (2, 0)
-    drops = await telling
-    assert {space.name: space.disk_pages for space in owner.spaces()} == {"one?": 5, "other": 0}
-    assert drops == b"".join(map(key_of, range(1, 10, 2)))
+    loaded, (first, *others) = Inventory(owner, flushes), parts_of(batch_of(range(10), spaces=[0, 1] * 5))
+    loaded.add(first)
+    assert owner.flush(1, TierFlag.BOTH) == (2, 0), "the second namespace of the batch has the newest page"
+    flushes.namespaces.keep([SPACE.digest], lambda _: None)
+    for part in others:
+        loaded.add(part)
+    assert on_disk(owner) == {"other": 5}
+    assert dropped(owner) == {key_of(0), key_of(2)}
+    assert bytes(loaded.flushed) == b"".join(map(key_of, range(4, 10, 2)))
 
 
-def test_pages_keep_their_namespace_in_a_full_table(owner: Owner) -> None:
+@pytest.mark.usefixtures("small_parts")
+def test_a_page_that_is_forgotten_between_two_parts_does_not_come_back(owner: Owner, flushes: DeviceFlushes) -> None:
+    owner.disk_open(1000, WriteRule.THROUGH)
+    loaded, (first, *others) = Inventory(owner, flushes), parts_of(batch_of(range(10)))
+    loaded.add(first)
+    flushes.pages.keep([key_of(4), key_of(99)], lambda _: None)
+    for part in others:
+        loaded.add(part)
+    assert owner.header().disk_pages == 9
+    assert bytes(loaded.flushed) == key_of(4)
+
+
+def test_pages_keep_their_namespace_in_a_full_table(owner: Owner, flushes: DeviceFlushes) -> None:
     """Regression: a record was given to the next namespace before the first page of its own was loaded."""
     owner.disk_open(1000, WriteRule.THROUGH)
-    load(owner, part_of(range(8), spaces=range(8), table=spaces_named(range(8))))
+    load(owner, flushes, batch_of(range(8), spaces=range(8), table=spaces_named(range(8))))
     assert on_disk(owner) == {f"space {number}": 1 for number in range(4, 8)}, "the last used ones have room"
     assert dropped(owner) == {key_of(number) for number in range(4)}
 
 
-def test_namespaces_without_pages_on_disk_take_no_room(owner: Owner) -> None:
+def test_namespaces_without_pages_on_disk_take_no_room(owner: Owner, flushes: DeviceFlushes) -> None:
     """Regression: each reset of an engine leaves a name on disk, and a thousand of them took the records of others."""
     owner.disk_open(1000, WriteRule.THROUGH)
-    load(owner, part_of([1, 2, 3], table=(SPACE, *spaces_named(range(8)))))
+    load(owner, flushes, batch_of([1, 2, 3], table=(SPACE, *spaces_named(range(8)))))
     assert [(space.name, space.disk_pages) for space in owner.spaces()] == [("one?", 3)]
 
 
-async def test_a_store_between_two_steps_takes_no_namespace_of_the_disk(
-    owner: Owner, memory: Memory, monkeypatch: pytest.MonkeyPatch
+def test_a_store_between_two_parts_takes_no_namespace_of_the_disk(
+    owner: Owner, memory: Memory, flushes: DeviceFlushes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inventory, "_AT_ONCE", 1)
+    monkeypatch.setattr(ordered_pages, "_PART", 1)
     owner.disk_open(1000, WriteRule.THROUGH)
-    collected = Inventory(owner)
-    collected.add(part_of(range(4), spaces=range(4), table=spaces_named(range(1, 5))))
-    telling = asyncio.ensure_future(collected.load_into_index(lambda _: False))
-    await loop_clock.give_way()
+    loaded = Inventory(owner, flushes)
+    first, *others = parts_of(batch_of(range(4), spaces=range(4), table=spaces_named(range(1, 5))))
+    loaded.add(first)
     slot = attach(owner, 1)
     store(owner, memory.session(slot), [9])
-    await telling
+    for part in others:
+        loaded.add(part)
     owner.reap(slot)
     assert list(on_disk(owner).values()) == [1] * 3
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_histories_follow_the_pages_and_begin_with_the_first_of_each_prompt() -> None:
+    rows = [
+        StoredPage(key_of(number), bytes(16) + depth.to_bytes(4, "little") + bytes([0, uses, 0, 0]), 1, number, 0)
+        for number, depth, uses in [(1, 2, 1), (2, 0, 0), (3, 1, 7), (4, 0, 1), (5, 3, 1)]
+    ]
+    parts = list(OrderedPages([StoredPages(STORED_PAGES.pack(rows), (SPACE,))]).parts())
+    assert [type(part) for part in parts] == [InventoryPart] * 2 + [HistoryPart] * 2
+    reported = [page.key for part in parts if isinstance(part, HistoryPart) for page in STORED_PAGES.read(part.pages)]
+    assert reported == [key_of(number) for number in (4, 3, 1, 5)], "the second page was never used"
+
+
+def test_a_namespace_that_no_part_has_named_is_refused(owner: Owner, flushes: DeviceFlushes) -> None:
+    owner.disk_open(1000, WriteRule.THROUGH)
+    with pytest.raises(ProtocolError):
+        Inventory(owner, flushes).add(part_with(1))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +250,9 @@ async def test_a_store_between_two_steps_takes_no_namespace_of_the_disk(
         Opened(-1, None),  # type: ignore[arg-type]
         Opened(1 << 50, None),  # type: ignore[arg-type]
         InventoryPart(part_with(1, SPACE).pages[1:], (SPACE,)),
-        part_with(1),
+        Opened(1, None, -1),  # type: ignore[arg-type]
+        HistoryPart(part_with(1).pages[1:]),
+        HistoryPart(part_with(0).pages),
         part_with(0, SPACE),
         part_with(2**64 - 1, SPACE),
         part_with(1, Space(b"short", "", 16)),
