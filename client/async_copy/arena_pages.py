@@ -30,7 +30,9 @@ def located(session: Session, entries: Iterable[int | None], page_bytes: int) ->
     count = -(-page_bytes // arena.frame_bytes)
     empty = bytes(4 * count)
     rows = [empty if entry is None else session.frames(entry) for entry in entries]
-    valid = next((at for at, row in enumerate(rows) if len(row) != len(empty)), len(rows))
+    valid = len(rows)
+    if not set(map(len, rows)) <= {len(empty)}:
+        valid = next(at for at, row in enumerate(rows) if len(row) != len(empty))
     return frames_of(arena, np.frombuffer(b"".join(rows[:valid]), np.int32).reshape(-1, count))
 
 
@@ -56,9 +58,12 @@ def bytes_of_pages(transfers: Iterable[Transfer], count: int) -> npt.NDArray[np.
 
 def chunks_of(pages: Indices, sizes: npt.NDArray[np.int64], most: int) -> list[Indices]:
     """Returns the pages, in order, in chunks of at most `most` bytes, or of one page."""
+    of_pages = sizes[pages]
+    if len(pages) and of_pages.sum() <= most:  # the usual case: pages of a step
+        return [pages]
     chunks: list[list[int]] = []
     left = 0
-    for page, size in zip(pages.tolist(), sizes[pages].tolist(), strict=True):
+    for page, size in zip(pages.tolist(), of_pages.tolist(), strict=True):
         if not chunks or size > left:
             chunks.append([])
             left = most

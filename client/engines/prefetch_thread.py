@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
@@ -61,7 +62,8 @@ class PrefetchThread:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._hints: list[None] = []  # one element for each that waits to be sent: append and pop are atomic
+        self._hints: deque[tuple[Keys, Hint]] = deque()
+        self._sends_hints = False  # whether the thread will look at them
         self._thread = ThreadPoolExecutor(1, "pagetier-ask")
 
     def submit(self, match: GroupMatch, timeout: float, ended: Callable[[float], None]) -> PendingPrefetch:
@@ -100,17 +102,21 @@ class PrefetchThread:
         return True
 
     def hint(self, keys: Keys, hint: Hint) -> None:
-        """Sends a hint. It is dropped while many requests wait to be sent: the daemon hangs."""
+        """Sends a hint. It is dropped while many requests wait to be sent: the daemon hangs.
+
+        One wake-up of the thread serves all hints that come before it runs, as those of a step do.
+        """
         if len(self._hints) >= _MOST_HINTS:
             return
-        self._hints.append(None)
-        self._thread.submit(self._send_hint, keys, hint)
+        self._hints.append((keys, hint))
+        if not self._sends_hints:
+            self._sends_hints = True
+            self._thread.submit(self._send_hints)
 
-    def _send_hint(self, keys: Keys, hint: Hint) -> None:
-        try:
-            self._client.hint(keys, hint)
-        finally:
-            self._hints.pop()
+    def _send_hints(self) -> None:
+        self._sends_hints = False  # first: a hint that is added from now on submits this again
+        while self._hints:
+            self._client.hint(*self._hints.popleft())
 
     def close(self) -> None:
         """Cancels requests that were not sent. Does not wait."""

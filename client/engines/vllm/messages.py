@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
 from typing import Final
 
 import msgspec
@@ -13,7 +11,7 @@ from pagetier.client.match import MatchHandle
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Prompt
 
-_BATCH_PAGES: Final = 64  # pages of several requests that are stored together
+_BATCH_BYTES: Final = 64 * KEY_BYTES  # keys of pages of several requests that are stored together
 
 
 class GroupLoad(msgspec.Struct, frozen=True):
@@ -78,9 +76,12 @@ class StoreCommand(msgspec.Struct, frozen=True):
 
 def prompts_of(commands: Sequence[StoreCommand]) -> tuple[Prompt, ...]:
     """Returns `Keys.prompts` of the pages of all commands, one after the other."""
-    begins = accumulate((command.pages for command in commands), initial=0)
-    pairs = zip(begins, commands, strict=False)
-    return tuple(Prompt(begin, command.before, command.first) for begin, command in pairs if command.before is not None)
+    prompts, begin = [], 0
+    for command in commands:
+        if command.before is not None:
+            prompts.append(Prompt(begin, command.before, command.first))
+        begin += len(command.keys) // KEY_BYTES
+    return tuple(prompts)
 
 
 def batches_of(stores: Iterable[StoreCommand]) -> Iterator[list[StoreCommand]]:
@@ -89,13 +90,13 @@ def batches_of(stores: Iterable[StoreCommand]) -> Iterator[list[StoreCommand]]:
     A batch ends when it has enough pages, so that a store that is cancelled loses few of them.
     """
     batches: dict[tuple[int, str], list[StoreCommand]] = {}
-    pages: Counter[tuple[int, str]] = Counter()
+    sizes: dict[tuple[int, str], int] = {}
     for command in stores:
         group = command.group, command.salt
         batches.setdefault(group, []).append(command)
-        pages[group] += command.pages
-        if pages[group] >= _BATCH_PAGES:
-            del pages[group]
+        size = sizes[group] = sizes.get(group, 0) + len(command.keys)
+        if size >= _BATCH_BYTES:
+            del sizes[group]
             yield batches.pop(group)
     yield from batches.values()
 

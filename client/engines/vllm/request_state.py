@@ -161,7 +161,7 @@ class RequestState:
         self._planned_until = self._completes_next = 0
         self._keys = [Keys(group.namespace, b"") for group in groups]
         self._hashed = 0
-        self._last = b""
+        self._last: Sequence[bytes] = []
 
     def wake(self) -> None:
         """Lets the next question of vLLM find out what has become of a read. Called in any thread."""
@@ -191,11 +191,13 @@ class RequestState:
     def keys(self) -> list[Keys]:
         """For each group the keys of all pages that vLLM has hashed so far."""
         hashes = self.request.block_hashes
-        if self._hashed and hashes[self._hashed - 1 : self._hashed] != [self._last]:
+        if len(hashes) == self._hashed and hashes[-1:] == self._last:
+            return self._keys
+        if self._hashed and hashes[self._hashed - 1 : self._hashed] != self._last:
             self._hash_again(hashes)
         elif len(hashes) > self._hashed:
             self._keys = [self._extended(at, hashes, self._keys[at]) for at in range(len(self.groups))]
-        self._hashed, self._last = len(hashes), hashes[-1] if hashes else b""
+        self._hashed, self._last = len(hashes), hashes[-1:]
         return self._keys
 
     @property
@@ -204,10 +206,7 @@ class RequestState:
         return min(self.keys, key=lambda keys: keys.namespace.page_tokens)
 
     def keys_after(self, tokens: int) -> list[GroupKeys]:
-        """Returns the keys of the pages after the first `tokens` tokens, in the form that a match takes.
-
-        Those of the engine's groups come first.
-        """
+        """Returns the keys of the pages after the first `tokens` tokens for a match, the engine's groups first."""
         kinds = [group.kind for group in self.groups]
         pairs = zip(kinds, self.keys, strict=True)
         keys = [keys[tokens // kind.page_tokens :] if tokens else keys for kind, keys in pairs]

@@ -180,7 +180,7 @@ class WorkerHalf:
     def store(self, stores: Iterable[StoreCommand]) -> None:
         """Begins stores. Called after all work of the step was given to the engine's stream."""
         event = self._event()  # behind the step: no store reads a block before the step has written it
-        for commands in batches_of(command for command in stores if command.group in self._groups):
+        for commands in batches_of([command for command in stores if command.group in self._groups]):
             first, blocks = commands[0], [block for command in commands for block in command.blocks]
             rank_group = self._groups[first.group]
             data = b"".join(command.keys for command in commands)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from eventually import eventually
 from fake_vllm_client import PAGE, FakeClient, nothing_scheduled, request
 from pagetier.client import Hint, Keys
+from pagetier.client.engines.prefetch_thread import PrefetchThread
 from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.engines.vllm.tier_reads import ReadLimits
@@ -84,6 +87,23 @@ def test_the_hints_of_a_request_are_sent_when_it_has_ended(
     assert hints(client, *wanted)
     assert {pages for pages, _ in client.hints} <= {10}
     assert not half.counters.taken().get("wrong_hints")
+
+
+def test_hints_of_a_step_wake_their_thread_once(half: SchedulerHalf, client: HintedClient) -> None:
+    """A step ends many requests, and each wake-up takes time from the engine."""
+    keys, thread, may_send = SPACE.keys(range(PAGE)), PrefetchThread(client), threading.Event()  # type: ignore[arg-type]
+    said = [Hint.over(float(1 + number)) for number in range(50)]
+    thread.run(lambda: may_send.wait(60))
+    with mock.patch.object(thread._thread, "submit", side_effect=thread._thread.submit) as submit:
+        for hint in said:
+            thread.hint(keys, hint)
+        assert submit.call_count == 1
+        may_send.set()
+        assert hints(client, *said)
+        thread.hint(keys, Hint.keep(1.0))
+        assert submit.call_count == 2
+    assert hints(client, *said, Hint.keep(1.0))
+    thread.close()
 
 
 @pytest.mark.parametrize(
