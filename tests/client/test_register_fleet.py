@@ -68,3 +68,18 @@ def test_groups_load_the_pages_of_another_host(hosts: Hosts) -> None:
         assert other.groups.load(hit, tables(24, 3), timeout=0) == 0, "the fleet is not asked"
         assert other.groups.load(hit, tables(24, 3), timeout=20) == TOKENS
     assert same(other, 0, 24, 3)
+
+
+@pytest.mark.parametrize("copies", ["host", "device"])
+def test_a_cache_asks_no_fleet_for_what_it_computes_faster(hosts: Hosts, copies: str) -> None:
+    model = f"slow {copies}"
+    cache, _ = registered(hosts.first, model, copies)
+    assert cache.store(PROMPT, WRITTEN).stored == PAGES
+    hosts.first.wait_shared(PAGES)
+    cache, _ = registered(hosts.second, model, copies)
+    with cache.match(PROMPT) as match:
+        assert cache.load(match, READ[: PAGE // BLOCK], timeout=20) == PAGE, "nothing is known, so it is loaded"
+    cache.computed(1e-9, range(PAGES * PAGE))
+    with cache.match(PROMPT) as match:
+        assert match.tokens == PAGE
+        assert cache.load(match, READ, timeout=20) == PAGE, "computing is faster"

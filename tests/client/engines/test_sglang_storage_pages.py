@@ -26,6 +26,7 @@ from pagetier.client.engines.sglang.linker.offloads import Offload
 from pagetier.client.engines.sglang.pools.device_pools import FULL, WINDOW
 from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup
 from pagetier.client.engines.sglang.storage.pages import StoragePages
+from pagetier.shm import clock
 from virtual_clock import VirtualClock, in_main_thread, standing_clock, virtual_clock
 
 __all__ = ["standing_clock", "virtual_clock"]
@@ -82,6 +83,26 @@ def test_a_question_counts_once_in_the_tier_that_has_the_pages(daemon: DiskDaemo
         assert tokens_by_tier(daemon) == (tokens // 2, tokens, 0, 2 * tokens)
         assert pages.restorable(HASHES, (), None).lengths == tuple(range(1, PAGES + 1))
         assert tokens_by_tier(daemon) == (tokens // 2 + tokens, tokens, 0, 2 * tokens)
+
+
+def test_pages_that_are_computed_faster_are_not_promised_and_counted(daemon: DiskDaemon) -> None:
+    tensors, tokens = np.ones((2, LAYERS, BLOCKS, TOKENS, 2, 8), np.uint16), PAGES * TOKENS
+    computes = SimpleNamespace(
+        is_extend_without_speculative=lambda: True, is_split_prefill=lambda: False, is_idle=lambda: False
+    )
+    with daemon.client(timeout=10.0) as client:
+        pages = pages_of(client, tensors)
+        assert all(pages.store(FULL, HASHES, SLOTS, None))
+        assert not daemon.save().trouble
+        daemon.flush("memory")
+        assert pages.count(HASHES, None) == PAGES and pages.load(FULL, HASHES, SLOTS, None) == PAGES
+        daemon.flush("memory")
+        lengths = {"prefix_lens": [0], "extend_lens": [10**9]}
+        pages.batches.ended(SimpleNamespace(forward_mode=computes, launch_ts=clock.now(), **lengths))
+        assert pages.count(HASHES, None) == 0
+        assert pages.restorable(HASHES, (), None).lengths == ()
+        assert tokens_by_tier(daemon) == (0, tokens, 0, 2 * tokens)
+        assert sum(slot.counts.slower_tokens for slot in daemon.slots()) == 2 * tokens
 
 
 def test_a_question_of_several_pools_matches_once(daemon: DiskDaemon) -> None:

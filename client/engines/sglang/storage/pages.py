@@ -144,7 +144,9 @@ class StoragePages:
             read.start()
         tokens = found.tokens if read is None else read.tokens
         self._client.sample_lookup(found)
-        self._client.count_lookup(by_tier(found.lookup, found.tokens, found.available_tokens, tokens))
+        counts = by_tier(found.lookup, found.tokens, found.available_tokens, tokens)
+        slower = max(0, found.available_tokens - tokens)
+        self._client.count_lookup(msgspec.structs.replace(counts, slower_tokens=slower))
         return tokens
 
     def load(self, name: str, keys: Sequence[str], indices: Any, extra: Any) -> int:
