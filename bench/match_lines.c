@@ -1,8 +1,8 @@
 /* match_lines.c - prints the accesses to the segments of an engine that matches and releases a prefix.
  *
- * Usage: match_lines PAGES CHURN. After CHURN pages were stored, and replaced older ones, entries are scattered as in
- * an old index. A line of the output has a kind of access (traced_accesses.h), a segment (0: the index, 1: the locks)
- * and an offset. The output is the same on each machine. */
+ * Usage: match_lines PAGES CHURN hit|miss. After CHURN pages were stored, and replaced older ones, entries are
+ * scattered as in an old index. A miss is of a prefix that was not stored. A line of the output has a kind of access
+ * (traced_accesses.h), a segment (0: the index, 1: the locks) and an offset. The output is the same on each machine. */
 #include "traced_accesses.h"
 
 #include <stdio.h>
@@ -106,7 +106,7 @@ static void match(scene *s, const uint8_t *keys, uint32_t pages)
     static uint64_t serials[MOST_PAGES];
     pt_matched to = {entries, serials, 0, 0};
     pt_look_up(&s->session, keys, pages, &to);
-    must(to.count == pages, "the prefix was not found");
+    must(!to.count || to.count == pages, "a part of the prefix was found");
     pt_release(&s->session, entries, to.count);
 }
 
@@ -114,12 +114,14 @@ int main(int count, char **given)
 {
     static scene s;
     static uint8_t keys[MOST_PAGES * PT_KEY_BYTES];
-    uint32_t pages = count == 3 ? (uint32_t)atoi(given[1]) : 0;
-    must(pages && pages <= MOST_PAGES, "usage: match_lines PAGES CHURN");
+    uint32_t pages = count == 4 ? (uint32_t)atoi(given[1]) : 0;
+    must(pages && pages <= MOST_PAGES, "usage: match_lines PAGES CHURN hit|miss");
+    bool is_hit = !strcmp(given[3], "hit");
     begin(&s);
     churn(&s, (uint32_t)atoi(given[2]));
     new_keys(&s, keys, pages);
-    store(&s, keys, pages);
+    if (is_hit)
+        store(&s, keys, pages);
     trace_begin();
     match(&s, keys, pages);
     const struct traced_access *accesses;

@@ -72,9 +72,10 @@ def build(folder: Path) -> Path:
     return program
 
 
-def accesses(program: Path, pages: int, churn: int) -> list[Access]:
-    """Returns the accesses of a match of so many pages, and of its release, in order."""
-    text = subprocess.run([program, str(pages), str(churn)], check=True, capture_output=True, text=True).stdout
+def accesses(program: Path, pages: int, churn: int, outcome: str = "hit") -> list[Access]:
+    """Returns the accesses of a match of so many pages, and of its release, in order; "miss": they were not stored."""
+    command = (program, str(pages), str(churn), outcome)
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     rows = (map(int, line.split()) for line in text.splitlines())
     return [Access(Kind(kind), segment, offset // _LINE) for kind, segment, offset in rows]
 

@@ -56,6 +56,13 @@ def test_one_page_is_not_prefetched(program: Path) -> None:
     assert not taken_ahead(accesses(program, 1, CHURN))
 
 
+def test_a_miss_reads_one_bucket_and_no_lock_word(program: Path) -> None:
+    """Where nothing hits, a match costs next to nothing, however many keys it has."""
+    missed = accesses(program, PAGES, CHURN, "miss")
+    assert not any(access.segment == LOCKS or access.kind.takes for access in missed)
+    assert lines_of(missed, 0) <= 3, "the header, a bucket, and the first entry for its namespace"
+
+
 def test_lines_that_come_at_once_make_two_engines_faster(trace: list[Access]) -> None:
     """By the model of bench/match_lines.py, at 100 ns from one processor to another."""
     move = MOVE_NS["one_socket"]

@@ -90,8 +90,9 @@ static inline pt_found pt_find(pt_session *s, const uint8_t *key)
     return (pt_found){PT_NOWHERE, PT_NONE};
 }
 
-/* Prefetches the entry that a key probably has. This is only a hint; no decision depends on it. */
-static inline void pt_prefetch_entry(pt_session *s, pt_bucket *buckets, const uint8_t *key)
+/* Prefetches the entry that a key probably has, and returns whether there is one. This is only a hint; no decision
+ * depends on it. */
+static inline bool pt_prefetch_entry(pt_session *s, pt_bucket *buckets, const uint8_t *key)
 {
     const pt_view *v = &s->view;
     pt_bucket *home = &buckets[pt_home(v, key)];
@@ -103,18 +104,21 @@ static inline void pt_prefetch_entry(pt_session *s, pt_bucket *buckets, const ui
             continue;
         pt_prefetch(&v->entries[entry]);
         pt_prefetch_pin(s, entry);
-        return; /* another key with this tag is rare */
+        return true; /* another key with this tag is rare */
     }
+    return false;
 }
 
 /* Prefetches what the first pages need, which no page before them does. A prompt that all engines begin with is short,
- * and other processors have its lock words: so they come at once, and not one after the other. */
+ * and other processors have its lock words: so they come at once, and not one after the other. Nothing comes behind a
+ * page that is probably missed. */
 static inline void pt_prefetch_first(pt_session *s, pt_bucket *buckets, const uint8_t *keys, uint32_t count)
 {
     for (uint32_t i = 0; i < 2 * PT_AHEAD && i < count; i++)
         pt_prefetch(&buckets[pt_home(&s->view, keys + i * (uint64_t)PT_KEY_BYTES)]);
     for (uint32_t i = 0; i < PT_AHEAD && i < count && count > 1; i++)
-        pt_prefetch_entry(s, buckets, keys + i * (uint64_t)PT_KEY_BYTES);
+        if (!pt_prefetch_entry(s, buckets, keys + i * (uint64_t)PT_KEY_BYTES))
+            break;
 }
 
 static inline void pt_prefetch_ahead(pt_session *s, pt_bucket *buckets, const uint8_t *keys, uint32_t at,
