@@ -25,8 +25,10 @@ def test_a_prefix_that_many_prompts_share_is_loaded_once(name: str) -> None:
         assert texts(outside) == texts(own)
         assert distance(outside, own) < ROUNDING
         scene.evict_to_disk()
+        read = scene.daemon.header().disk_read
         from_disk = ask_after_reset(engine, *PROMPTS)
         assert from_disk["external"] == outside["external"]
+        assert scene.daemon.header().disk_read - read == scene.daemon.header().pages, "a page was read twice"
         assert texts(from_disk) == texts(own)
         assert engine.do("metrics")["vllm:pagetier_failed_loads"] == 0
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -30,7 +31,7 @@ class _Thread:
     def __init__(self, *, works: bool) -> None:
         self._works = works
         self.disk_s: list[float] = []
-        self._open: list[Callable[[float], None]] = []
+        self._open: list[tuple[Callable[[float], None], Any]] = []
 
     def run(self, call: Callable[[], object]) -> bool:
         if self._works:
@@ -39,12 +40,13 @@ class _Thread:
 
     def submit(self, match: object, timeout: float, ended: Callable[[float], None]) -> Any:
         self.disk_s.append(timeout)
-        self._open.append(ended)
-        return SimpleNamespace(ready=False, waker=ReadEnd())
+        self._open.append((ended, SimpleNamespace(ready=False, waker=ReadEnd())))
+        return self._open[-1][1]
 
     def end_reads(self) -> None:
-        for ended in self._open:
+        for ended, pending in self._open:
             ended(1.0)
+            pending.ready = True
         self._open.clear()
 
 
@@ -269,6 +271,25 @@ def test_requests_with_the_same_pages_on_disk_wait_for_one_read(standing_clock: 
     waits = [reads.begin(tracked_of(), match_of(2, 4 * _PAGE_TOKENS), 0, standing_clock.now) for _ in range(5)]
     assert all(waits)
     assert not reads.begin(tracked_of(), match_of(3, 4 * _PAGE_TOKENS), 0, standing_clock.now), "others have to queue"
+
+
+def test_a_convoy_takes_the_time_of_one_read(standing_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    thread, requests = _Thread(works=False), [tracked_of() for _ in range(50)]
+    reads = TierReads(SimpleNamespace(session=None), thread, ReadLimits(2.0))  # type: ignore[arg-type]
+    learn(reads.rule, 1.0)
+    reads.begin(tracked_of(), match_of(1, 4 * _PAGE_TOKENS), 0, standing_clock.now)
+    standing_clock.passes(0.3)
+    thread.end_reads()
+    monkeypatch.setattr(reads.rule, "sent", sent := Mock(wraps=reads.rule.sent))
+    for at, tracked in enumerate(requests):
+        if at % 2:  # the others are due when they arrive
+            reads.begin_early(tracked, match_of(2, 4 * _PAGE_TOKENS), disk=True, fleet=False)
+        assert reads.begin(tracked, match_of(2, 4 * _PAGE_TOKENS), 0, standing_clock.now)
+        standing_clock.passes(0.3 / 50)
+    assert all(reads.decide_wait(tracked, 0, standing_clock.now) for tracked in requests)
+    thread.end_reads()
+    assert not any(reads.decide_wait(tracked, 0, standing_clock.now) for tracked in requests)
+    assert sum(one.args[1] for one in sent.call_args_list) == 4 * _PAGE_TOKENS, "nothing is read twice"
 
 
 def test_a_request_waits_a_little_longer_for_the_disk_than_computing_takes(standing_clock: VirtualClock) -> None:
