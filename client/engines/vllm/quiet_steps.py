@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagetier.client.engines.vllm.request_state import RequestState
+from pagetier.client.engines.vllm.store_planner import offers_of
 
 
 class QuietSteps:
@@ -31,7 +32,7 @@ class QuietSteps:
             or output.total_num_scheduled_tokens != len(scheduled)
             or output.scheduled_new_reqs
             or output.scheduled_cached_reqs.resumed_req_ids
-            or getattr(output, "kv_connector_block_state", None) is not None
+            or offers_of(output)
             or not scheduled.keys() <= self._planned
         ):
             return False

@@ -83,7 +83,7 @@ def _exclude_unproven(tracked: Mapping[str, RequestState], output: Any) -> None:
 def store_commands(tracked: Mapping[str, RequestState], output: Any) -> Iterator[StoreCommand]:
     """Yields the store commands of all requests that are computed in this step."""
     drafts = output.scheduled_spec_decode_tokens
-    offers = _offers(output)
+    offers = offers_of(output)
     for request, tokens in output.num_scheduled_tokens.items():
         one = tracked.get(request)
         if one is not None:
@@ -171,7 +171,7 @@ def _snapshot(one: RequestState, at: int, ends: int) -> Iterator[StoreCommand]:
         yield from _pages(one, at, ends // tokens - 1, ends)
 
 
-def _offers(output: Any) -> Mapping[str, Sequence[Any]]:
+def offers_of(output: Any) -> Mapping[str, Sequence[Any]]:
     """Returns the states that vLLM offers to store, by request: (group, block, tokens before it). From 0.30 on."""
     state = getattr(output, "kv_connector_block_state", None)
     return state.boundary_state_offloads if state is not None else {}

@@ -171,3 +171,20 @@ def test_a_request_that_changes_ends_the_quiet_steps() -> None:
         assert planned.call_count == 1
         engine.step({"1": 1})
         assert planned.call_count == 1
+
+
+def test_a_step_with_states_to_store_is_planned() -> None:
+    """With vLLM 0.32 each step has this field, mostly without any state."""
+    engine = Engine((FullAttention(PAGE),))
+    engine.begin("1")
+    engine.step({"1": 1})
+    cached = SimpleNamespace(req_ids=["1"], new_block_ids=[None], resumed_req_ids=set())
+    for offers, quiet in (({}, True), ({"1": [(0, 7, PAGE)]}, False)):
+        output = SimpleNamespace(
+            total_num_scheduled_tokens=1,
+            num_scheduled_tokens={"1": 1},
+            scheduled_new_reqs=[],
+            scheduled_cached_reqs=cached,
+            kv_connector_block_state=SimpleNamespace(boundary_state_offloads=offers),
+        )
+        assert engine.next._quiet.take(output) is quiet
