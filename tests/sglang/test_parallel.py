@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import msgspec
@@ -96,6 +97,53 @@ def test_stages_that_evict_differently_agree() -> None:
             engine.reset()
         assert 0 < loaded < prompts * PAGES * spec.page, "the memory has to hold a part"
         assert not any(engine.leaked()) and "Traceback" not in engine.log, engine.log
+
+
+def test_stages_of_which_one_fails_agree() -> None:
+    """SGLang's own faults end calls of each process at random."""
+    faults = {"SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE": "0.1", "SGLANG_TEST_HICACHE_BACKEND_RANDOM_DELAY": "0.02"}
+    with (
+        RunningDaemon("64MiB", "4KiB") as daemon,
+        SglangEngine(PIPELINE, daemon.socket, environment=faults) as engine,
+    ):
+        threads, restored = engine.threads(), 0
+        for number in range(16):
+            engine.insert(number, 4)
+            engine.reset()
+            restored += agreed(engine.restore(number, 4)).loaded
+        assert restored, "too few pages survived to say anything"
+        assert engine.threads() == threads and not any(engine.leaked()), engine.log
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_stages_without_a_daemon_agree(number: signal.Signals) -> None:
+    with RunningDaemon("64MiB", "4KiB") as daemon, SglangEngine(PIPELINE, daemon.socket, timeout=2.0) as engine:
+        engine.insert(1, PAGES)
+        engine.reset()
+        daemon.signal(number)
+        engine.insert(2, PAGES)
+        engine.reset()
+        for prompt in (1, 2):
+            agreed(engine.restore(prompt, PAGES))
+        if number is signal.SIGKILL:
+            daemon.wait()
+            daemon.start()
+        else:
+            daemon.signal(signal.SIGCONT)
+        assert eventually(lambda: engine.reset() and engine.restore(1, PAGES) == whole(PIPELINE, PAGES), _WAIT_S)
+        assert not any(engine.leaked()) and "Traceback" not in engine.log, engine.log
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+def test_engines_that_share_the_work_of_a_request_share_its_pages(daemon: DiskDaemon, mode: str) -> None:
+    """With HiCache both have pages from the store, in each stage."""
+    flags = {"disaggregation_mode": mode, "disaggregation_decode_enable_radix_cache": mode == "decode"}
+    with SglangEngine(PIPELINE, daemon.socket, flags=flags) as engine:
+        engine.insert(1, PAGES)
+        engine.reset()
+        assert engine.restore(1, PAGES) == whole(PIPELINE, PAGES)
+    with SglangEngine(PIPELINE, daemon.socket) as engine:
+        assert engine.restore(1, PAGES) == whole(PIPELINE, PAGES)
 
 
 @pytest.mark.parametrize("stages", [1, 3])
