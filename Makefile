@@ -251,7 +251,7 @@ faults: venv
 	@SWEEP=all POWER=all $(BIN)/pytest -o faulthandler_timeout=0 -n $(JOBS) $(addprefix tests/crash/,injection/test_disk_calls.py injection/test_kernel.py injection/test_lost.py power_loss disk_corruption segment_corruption adversarial)
 
 # The tests with vLLM's scheduler and without an engine.
-SCHEDULED := $(addprefix tests/engines/,test_harness.py test_shared_prefixes.py test_gpu_pages.py test_fleet_waits.py test_random_requests.py test_pages_of_blocks.py test_scheduler_interface.py test_cache_layouts.py test_model_families.py test_prefill_checkpoints.py test_vllm_switch_flags.py test_idle_events.py test_divided_events.py)
+SCHEDULED := $(addprefix tests/engines/,test_harness.py test_shared_prefixes.py test_gpu_pages.py test_fleet_waits.py test_random_requests.py test_pages_of_blocks.py test_scheduler_interface.py test_cache_layouts.py test_model_families.py test_prefill_checkpoints.py test_sleep_mode.py test_vllm_switch_flags.py test_idle_events.py test_divided_events.py)
 
 # The quick set, or with ALL=1 everything. vLLM's tests take most of the time and leave a core idle at times: the others
 # run beside them and print at their end.

@@ -154,9 +154,10 @@ class WorkerHalf:
 
     def resume(self) -> None:
         """Copies again, after suspend(), now that the cache has memory at its old addresses."""
-        self.rank_groups = tuple(
-            msgspec.structs.replace(group, copier=open_copier(self._client, group.cache)) for group in self.rank_groups
-        )
+        # With the settings of before, as in _with_page().
+        copiers = [open_copier(self._client, group.cache, group.copier.settings) for group in self.rank_groups]
+        pairs = zip(self.rank_groups, copiers, strict=True)
+        self.rank_groups = tuple(msgspec.structs.replace(group, copier=copier) for group, copier in pairs)
         self._groups = dict(zip(self._groups, self.rank_groups, strict=True))
 
     def end_overwritten_stores(self, commands: StepCommands) -> None:

@@ -87,7 +87,9 @@ def test_no_copy_touches_a_cache_that_sleeps(client: Client) -> None:
     assert all(same(cache.page(block), asleep[block]) for block in range(BLOCKS))
     with client.match(keys_of(worker, 0, len(BLOCKS_TO_STORE), 2)) as match:
         assert not len(match), "a page of a cache without memory was stored"
+    before = worker.rank_groups[0].copier.settings
     worker.resume()
+    assert worker.rank_groups[0].copier.settings == before
     worker.load([load])
     assert not ends(worker).failed
     assert same(cache.page(BLOCKS_TO_LOAD[0]), cache.page(BLOCKS_TO_STORE[0]))

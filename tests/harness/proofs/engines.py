@@ -37,7 +37,7 @@ def _with_older_vllm() -> list[Shard]:
     """Returns the shards with versions of vLLM that the gate does not run. Those of 0.28 have no hybrid models."""
     return [
         *(_with_all("0.28", f"0.28 {name}", f"tests/engines/test_{name}.py") for name in _WITH_0_28),
-        _with_all("0.28", "0.28 scheduler", *_SCHEDULED[:-5]),
+        _with_all("0.28", "0.28 scheduler", *_SCHEDULED[:-6]),
         _with_all("0.30", "0.30 scheduler", *_scheduled_before_families()),
         *(_with_all(version, f"{version} answers {model}", *_answers(model)) for version, model in _OLDER_MODELS),
     ]
@@ -47,7 +47,7 @@ def _scheduled_before_families() -> list[str]:
     """Returns the tests with a scheduler that lacks some specifications of the families of models."""
     names = _tests_in(_RANDOM)
     others = [f"{_RANDOM}::{name}" for name in names if not name.endswith("_in_a_family")]
-    return [*(name for name in _SCHEDULED[:-5] if name != _RANDOM), *others]
+    return [*(name for name in _SCHEDULED[:-6] if name != _RANDOM), *others]
 
 
 def _with_dynamo() -> list[Shard]:
@@ -108,6 +108,7 @@ _SCHEDULED: Final = [
         "cache_layouts",
         "model_families",
         "prefill_checkpoints",
+        "sleep_mode",
     )
 ]
 
@@ -162,7 +163,7 @@ PROOFS_OF_ENGINES: Final = (
         "engines-older",
         _VLLM_OLDER,
         _with_older_vllm,
-        (_SAME_ANSWERS, *(f"tests/engines/test_{name}.py" for name in _WITH_0_28), *_SCHEDULED[:-5]),
+        (_SAME_ANSWERS, *(f"tests/engines/test_{name}.py" for name in _WITH_0_28), *_SCHEDULED[:-6]),
     ),
     proof_of_engine("engines-sglang", "sglang-0.5.23", _files("tests/sglang"), _SGLANG),
     Proof("engines-dynamo", _DYNAMO, _with_dynamo, (*_DYNAMO_VLLM, _DYNAMO_SGLANG)),
