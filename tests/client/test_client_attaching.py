@@ -17,6 +17,7 @@ from types import FrameType
 import pytest
 
 from child_process import in_child
+from client_threads import client_threads, clients_end
 from eventually import PATIENCE_S, eventually, pace
 from keyed_pages import PAGE, in_memory, prompt, store
 from pagetier.client import Client
@@ -105,6 +106,7 @@ def test_a_crowd_that_leaves_a_stopped_daemon_leaves_no_slot(daemon: RunningDaem
 def test_a_client_that_is_closed_without_a_daemon_gives_its_slot_to_the_next_one(closed_while: str) -> None:
     """The segments keep the slot while its process lives, and only the client can report that the slot is free."""
     with RunningDaemon() as daemon, daemon.client() as other:
+        others = client_threads()
         client = daemon.client(timeout=HOUR_S)
         assert store(client, KEYS).stored == 10
         match = client.match(KEYS)
@@ -117,6 +119,7 @@ def test_a_client_that_is_closed_without_a_daemon_gives_its_slot_to_the_next_one
         daemon.start()
         assert other.wait_attached(PATIENCE_S)
         assert eventually(lambda: len(daemon.slots()) == 1)
+        assert clients_end(others), "without the daemon's confirmation it would look for the next one"
         assert store(other, MORE).stored == 10
 
 
