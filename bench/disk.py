@@ -26,7 +26,7 @@ from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import Outgoing
 from pagetier.tiers.capacity import StoreName, frames_under
-from pagetier.tiers.worker.open_store import open_store
+from pagetier.tiers.worker.open_store import store_class
 from raw_device import BLOCK, clear, read_direct, write_direct
 
 MIB = 1 << 20
@@ -253,12 +253,12 @@ def _start_once(folder: Path, store: StoreName, cap: int, frame: int) -> float:
 
 
 def _list_all(disk: Path, store: StoreName, cap: int, frame: int) -> None:
-    with closing(open_store(store, disk, cap, frame, 4)) as tier:
+    with closing(store_class(store)(disk, cap, frame, 4)) as tier:
         assert sum(len(some) for some in tier.contents()) == MILLION
 
 
 def _make_a_million(disk: Path, store: StoreName, cap: int, frame: int) -> None:
-    tier = open_store(store, disk, cap, frame, 4)
+    tier = store_class(store)(disk, cap, frame, 4)
     space = Space(SPACE.digest, SPACE.name, SPACE.page_tokens)
     content = memoryview(mmap.mmap(-1, frame))
     rows = np.random.default_rng(4).bytes(KEY_BYTES * MILLION)

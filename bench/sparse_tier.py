@@ -22,7 +22,7 @@ from pagetier.tiers.capacity import StoreName
 from pagetier.tiers.disk import file_format
 from pagetier.tiers.disk.file_format import FrameExtent, Header
 from pagetier.tiers.frame_files.records import pack_record
-from pagetier.tiers.worker.open_store import open_store
+from pagetier.tiers.worker.open_store import store_class
 
 FRAME: Final = 4096
 _ENVIRONMENTS: Final = 4
@@ -38,7 +38,7 @@ def cap_of(pages: int) -> int:
 
 def make_sparse_tier(folder: Path, store: StoreName, pages: int, space: Space) -> bytes:
     """Makes a tier with pages of one frame each, in prompts of 64 pages. Returns their keys, the oldest first."""
-    open_store(store, folder, cap_of(pages), FRAME, _ENVIRONMENTS).close()
+    store_class(store)(folder, cap_of(pages), FRAME, _ENVIRONMENTS).close()
     keys = np.random.default_rng(4).bytes(KEY_BYTES * pages)
     histories = _histories(keys)
     for number in range(_ENVIRONMENTS):

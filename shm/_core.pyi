@@ -298,15 +298,16 @@ class UnwrittenPages(NamedTuple):
 
 @final
 class DeviceUsage(NamedTuple):
-    """The pages and the frames of a device of the disk tier, and the tick of its coldest page, 0 if it has none.
+    """The pages and the slots of a device of the disk tier, and the tick of its coldest page, 0 if it has none.
 
-    `ordered_frames` are reserved for pages that are being written. A device that is not open has no frames.
+    `ordered_slots` are reserved for pages that are being written. A device that is not open has no slots.
     """
 
     open: int
-    frames: int
-    used_frames: int
-    ordered_frames: int
+    slots: int
+    used_slots: int
+    ordered_slots: int
+    slot_bytes: int
     pages: int
     bytes: int
     coldest: int
@@ -411,7 +412,7 @@ PAGE_REQUEST_LAYOUT: StructLayout  # pt_page_request (core/daemon/requests.h)
 PAGE_ANSWER_LAYOUT: StructLayout  # pt_answer (core/daemon/requests.h)
 PAGE_TO_WRITE_LAYOUT: StructLayout  # pt_page_to_write (binding/page_rows.h), without its last field
 PAGE_TO_READ_LAYOUT: StructLayout  # pt_page_to_read (binding/page_rows.h), without its last field
-STORED_PAGE_LAYOUT: StructLayout  # pt_stored_page (binding/page_rows.h), without its last field
+STORED_PAGE_LAYOUT: StructLayout  # pt_stored_page (binding/page_rows.h)
 HEAD_LAYOUT: StructLayout  # the fields of pt_header that every format has (core/common/layout.h)
 
 class ShmError(Exception):
@@ -1041,9 +1042,16 @@ class Owner:
         """Removes a namespace's pages (-1: all pages) from tiers."""
     def forget(self, keys: Array, /) -> FlushedPages:
         """Removes pages from all tiers and overwrites their bytes in memory. Keys that are in no tier are ignored."""
-    def disk_open(self, frames: int, rule: WriteRule, device: int = 0, /) -> None:
-        """Opens a device of so many frames, empty until it reports. The rule is that of all devices."""
-    def disk_shrink(self, frames: int, device: int = 0, /) -> None:
+    def disk_open(self, slots: int, rule: WriteRule, device: int = 0, slot_bytes: int = 0, /) -> None:
+        """Opens a device, empty until it reports.
+
+        Args:
+            slots: The slots for which it has room.
+            rule: Which pages are written to all devices.
+            device: The number of the device.
+            slot_bytes: The bytes of a slot, of which a page may need fewer than its bytes would fill; 0: of a frame.
+        """
+    def disk_shrink(self, slots: int, device: int = 0, /) -> None:
         """Reduces the capacity of a device, which has less room than it reported, and evicts what no longer fits."""
     def disk_rule(self, rule: WriteRule, /) -> None:
         """Changes the write rule. Pages that were excluded from writing before are considered again."""
@@ -1055,10 +1063,13 @@ class Owner:
         """Records that all pages on a device were reported."""
     def disk_device(self, device: int = 0, /) -> DeviceUsage:
         """Returns what a device has."""
-    def disk_report(self, keys: Array, sizes: Array, spaces: Array, ticks: Array, device: int = 0, /) -> None:
+    def disk_report(
+        self, keys: Array, sizes: Array, spaces: Array, ticks: Array, device: int = 0, slots: Array = ..., /
+    ) -> None:
         """Adds pages that a device contains (sizes u64, spaces u32, ticks u64).
 
-        Pages that the index cannot have, or that are on another device, become drops.
+        `slots` (u32) says how many each takes; 0, and if they are left out: as many as its bytes fill. Pages that the
+        index cannot have, or that are on another device, become drops.
         """
     def disk_histories(self, keys: Array, histories: Array, ages: Array, /) -> None:
         """Adds what the tier knows of the uses of reported pages (HISTORY_BYTES each; ages u64, ns since the last use).
@@ -1087,8 +1098,14 @@ class Owner:
         Returns:
             Rows of PAGE_TO_WRITE_LAYOUT.
         """
-    def end_writes(self, pages: Array, results: Array, /) -> None:
-        """Ends writes that were commanded. pages: rows of start_writes(); results: a WriteResult (u8) each."""
+    def end_writes(self, pages: Array, results: Array, slots: Array = ..., /) -> None:
+        """Ends writes that were commanded.
+
+        Args:
+            pages: Rows of start_writes().
+            results: A WriteResult (u8) each.
+            slots: The slots (u32) that each takes; 0, and if they are left out: as many as its bytes fill.
+        """
     def fetch(
         self,
         slots: Array,

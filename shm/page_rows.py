@@ -84,13 +84,18 @@ class PageToRead(NamedTuple):
 
 
 class StoredPage(NamedTuple):
-    """A page that a lower tier has. `space` is the position of its namespace in the message's table."""
+    """A page that a lower tier has.
+
+    `space` is the position of its namespace in the message's table, `slots` the slots that it takes; 0: as many as its
+    bytes fill.
+    """
 
     key: bytes
     history: bytes
     size: int
     stamp: int
     space: int
+    slots: int = 0
 
 
 _Row = TypeVar("_Row", PageRequest, PageAnswer, PageToWrite, PageToRead, StoredPage)

@@ -83,6 +83,7 @@ class Written(msgspec.Struct, frozen=True):
         undropped: Why some drops may still be in the tier, "" if all are gone.
         disk_bytes: Bytes passed to the file system or to the fleet, trees and free lists included.
         present: The numbers of pages that were stored before, and were not written again.
+        slots: The slots that each page takes, 0 if that is unknown; empty if they follow from the sizes.
     """
 
     stored: tuple[bool, ...]
@@ -90,6 +91,7 @@ class Written(msgspec.Struct, frozen=True):
     undropped: str = ""
     disk_bytes: int = 0
     present: frozenset[int] = frozenset()
+    slots: tuple[int, ...] = ()
 
 
 class ReadOutcome(enum.Enum):
@@ -144,6 +146,7 @@ class TierState(msgspec.Struct, frozen=True, kw_only=True):
         opened: How the tier was found when it was opened, one line.
         damaged: The number of pages that were dropped because a read returned other bytes than were written.
         note: What an administrator should know or do, "" if nothing.
+        slot_bytes: The bytes of a slot if pages are compressed, else 0.
     """
 
     file_bytes: int
@@ -157,6 +160,7 @@ class TierState(msgspec.Struct, frozen=True, kw_only=True):
     opened: str
     damaged: int = 0
     note: str = ""
+    slot_bytes: int = 0
 
 
 class FleetState(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,7 +219,9 @@ class Catalogue(Tier, Protocol):
 
     @property
     def capacity(self) -> int:
-        """The number of frames that fit within the cap. Pages beyond it are rejected one by one.
+        """The number of frames that fit within the cap, or of slots if pages are compressed.
+
+        Pages beyond it are rejected one by one.
 
         A page is stored in one environment as a whole: near the limit a large page may be rejected while smaller ones
         fit.

@@ -38,8 +38,16 @@ _RECORDS_PER_TRANSACTION: Final = 256
 _COPIED_PER_RECORD: Final = 2 * PAGE
 
 
+# A compressed page takes whole slots: at most a sixteenth of a frame is lost in the last one. Below 16 KiB records and
+# calls would cost more than is gained.
+_SLOTS_PER_FRAME: Final = 16
+_LEAST_SLOT: Final = 16 << 10
+
+
 StoreName: TypeAlias = Literal["lmdb", "files"]
 """The stores of the disk tier, by their names in `disk.store`: where the bytes of the frames lie."""
+Compress: TypeAlias = Literal["off", "on"]
+"""Whether pages are compressed on disk, which the store `files` can: `disk.compress`."""
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,29 +139,42 @@ def pages_of_value(frame_bytes: int) -> int:
     return -(-(frame_bytes + VALUE_HEAD) // PAGE)
 
 
-def least_cap(store: StoreName, environments: int, frame_bytes: int) -> int:
+def slot_bytes_of(frame_bytes: int) -> int:
+    """Returns the size of the slots in which compressed pages are stored."""
+    return min(frame_bytes, max(_LEAST_SLOT, frame_bytes // _SLOTS_PER_FRAME))
+
+
+def least_cap(store: StoreName, environments: int, frame_bytes: int, compress: Compress = "off") -> int:
     """Returns the smallest cap, in whole MiB, with which a frame fits into each environment."""
     low, high = 0, 1
-    while not fits_a_frame(store, high << 20, environments, frame_bytes):
+    while not fits_a_frame(store, high << 20, environments, frame_bytes, compress):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if fits_a_frame(store, middle << 20, environments, frame_bytes) else (middle, high)
+        fits = fits_a_frame(store, middle << 20, environments, frame_bytes, compress)
+        low, high = (low, middle) if fits else (middle, high)
     return high << 20
 
 
-def frames_under(store: StoreName, cap_bytes: int, environments: int, frame_bytes: int) -> int:
-    """Returns the number of frames that certainly fit into the files under a cap.
+def frames_under(
+    store: StoreName, cap_bytes: int, environments: int, frame_bytes: int, compress: Compress = "off"
+) -> int:
+    """Returns the number of frames that certainly fit into the files under a cap, compressed to nothing less.
 
     In LMDB small frames waste much of it: a frame takes whole pages of the file with its header, one of 4 KiB takes
     8 KiB. In files a frame takes its own size, and a record beside it.
     """
-    return environments * shape_of(store, cap_bytes, environments, frame_bytes, TRANSACTION_BYTES).capacity
+    slot = frame_bytes if compress == "off" else slot_bytes_of(frame_bytes)
+    slots = environments * shape_of(store, cap_bytes, environments, slot, TRANSACTION_BYTES).capacity
+    return slots * slot // frame_bytes
 
 
-def fits_a_frame(store: StoreName, cap_bytes: int, environments: int, frame_bytes: int) -> bool:
+def fits_a_frame(
+    store: StoreName, cap_bytes: int, environments: int, frame_bytes: int, compress: Compress = "off"
+) -> bool:
     """Returns whether a frame fits into each environment."""
-    return shape_of(store, cap_bytes, environments, frame_bytes, TRANSACTION_BYTES).capacity > 0
+    slot = frame_bytes if compress == "off" else slot_bytes_of(frame_bytes)
+    return shape_of(store, cap_bytes, environments, slot, TRANSACTION_BYTES).capacity * slot >= frame_bytes
 
 
 def shape_of(store: StoreName, cap_bytes: int, environments: int, frame_bytes: int, transaction_bytes: int) -> Shape:

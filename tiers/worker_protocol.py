@@ -19,7 +19,7 @@ import msgspec
 
 from pagetier.shm.protocol import ProtocolError, Space
 from pagetier.tiers.base import FleetState, TierState
-from pagetier.tiers.capacity import StoreName
+from pagetier.tiers.capacity import Compress, StoreName
 
 
 class _WorkerMessage(msgspec.Struct, frozen=True, array_like=True, tag=str.lower):
@@ -45,6 +45,7 @@ class Serve(_WorkerMessage, frozen=True):
         populated: Whether all memory of the arena is allocated, or about to be.
         store: Where the bytes of the frames lie.
         trust: How far the folder's content may be trusted.
+        compress: Whether pages are compressed.
     """
 
     slot: int
@@ -54,6 +55,7 @@ class Serve(_WorkerMessage, frozen=True):
     populated: bool = False
     store: StoreName = "lmdb"
     trust: Trust = Trust.AS_LEFT
+    compress: Compress = "off"
 
 
 class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,7 +148,7 @@ class Leave(_WorkerMessage, frozen=True):
 
 
 class Opened(_WorkerMessage, frozen=True):
-    """Reports that the tier is open. `capacity`: the number of frames that fit; `pages`: of records, damaged or not."""
+    """Reports that the tier is open. `capacity`: in frames, or in slots; `pages`: of records, damaged or not."""
 
     capacity: int
     state: TierState
@@ -208,16 +210,16 @@ class Stored(IntEnum):
 
 
 class Wrote(_WorkerMessage, frozen=True):
-    """Answers Write. `stored` has a u8 a page, a Stored.
+    """Answers Write: a Stored (u8) a page, and the slots that it takes (u32; 0: as many as its bytes fill) or none.
 
-    `reason` says why the first failed page was not stored, "" if there is none. `disk_bytes` were passed to the file
-    system or the fleet.
+    `reason`: why the first failed page was not stored, or "". `disk_bytes`: passed to the file system or the fleet.
     """
 
     number: int
     stored: bytes
     reason: str
     disk_bytes: int
+    slots: bytes = b""
 
 
 class HasRead(_WorkerMessage, frozen=True):

@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from pagetier.daemon.cli.daemon_connection import Unreachable, daemon_at, duration_option, socket_option
+from pagetier.daemon.stats.frame_advice import compression_text
 from pagetier.daemon.stats.snapshot import PageTier, Snapshot
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.daemon.status.disk_report import DiskReport, Standing
@@ -91,7 +92,8 @@ def _fleet(fleet: FleetStatus) -> str:
 
 def _tier(name: str, tier: PageTier) -> str:
     pages = f"{tier.pages:,} of {counted(tier.room_pages, 'page')}"
-    return f"{name} {pages}, {format_size(tier.used)} of {format_size(tier.room)}"
+    room = f"{format_size(tier.used)} of {format_size(tier.room)}"
+    return f"{name} {pages}, {room}{compression_text(tier.bytes, tier.used)}"
 
 
 def _show_tables(snapshot: Snapshot, socket: Path) -> None:

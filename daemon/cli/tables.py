@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pagetier.daemon.stats.frame_advice import compression_text
 from pagetier.daemon.stats.size_advice import AbsentTokens
 from pagetier.daemon.stats.snapshot import ClientStats, DiskWork, LookupStats, PageTier, Snapshot, TierQuota
 from pagetier.daemon.status.disk_report import DeviceReport, DiskReport, Standing
@@ -85,8 +86,9 @@ def absent_line(absent: AbsentTokens) -> str:
 def device_line(device: DeviceReport, frame_bytes: int) -> str:
     """Returns what a device has, and what is wrong with it."""
     used, room = format_size(device.used_frames * frame_bytes), format_size(device.room_frames * frame_bytes)
+    shorter = compression_text(device.bytes, device.stored_bytes)
     trouble = f": {device.trouble}" if device.trouble else ""
-    return f"{device.folder} {device.state}, {counted(device.pages, 'page')}, {used} of {room}{trouble}"
+    return f"{device.folder} {device.state}, {counted(device.pages, 'page')}, {used} of {room}{shorter}{trouble}"
 
 
 def synced(disk: DiskReport | DeviceReport) -> str:
@@ -215,6 +217,7 @@ def _tier_cells(tier: PageTier, ratios: dict[str, str]) -> dict[str, str]:
         "pages": f"{tier.pages:,}",
         "bytes": format_size(tier.bytes),
         "frames in use": format_size(tier.used),
+        "compressed": f"{tier.bytes / tier.used:.2f} x" if tier.bytes > tier.used > 0 else "-",
         "room": format_size(tier.room),
         "room in pages": f"{tier.room_pages:,}",
         "cap": format_size(tier.cap),

@@ -14,8 +14,8 @@ def frames_of_disk(config: Config) -> int:
 
 
 def frames_of_device(device: DeviceOptions, frame: int) -> int:
-    """Returns the number of frames for which one device has room."""
-    return frames_under(device.store, device.size, device.environments, frame)
+    """Returns the number of frames for which one device has room, compressed to nothing less."""
+    return frames_under(device.store, device.size, device.environments, frame, device.compress)
 
 
 def device_capacity_text(device: DeviceOptions, frame: int) -> str:

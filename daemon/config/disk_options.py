@@ -15,16 +15,20 @@ from pagetier.daemon.config.value_types import (
     size_setting,
     sizes_setting,
 )
-from pagetier.tiers.capacity import StoreName
+from pagetier.tiers.capacity import Compress, StoreName
 
 
 class DeviceOptions(msgspec.Struct, frozen=True):
-    """One device of the disk tier: its folder, and the size, the number of environments and the store there."""
+    """One device of the disk tier: its folder, and the size, the number of environments and the store there.
+
+    `compress`: whether pages are compressed.
+    """
 
     path: Path
     size: int
     environments: int
     store: StoreName
+    compress: Compress = "off"
 
 
 class DiskOptions(Section, frozen=True, kw_only=True):
@@ -63,6 +67,15 @@ class DiskOptions(Section, frozen=True, kw_only=True):
             "lmdb",
         ),
     ] = "files"
+    compress: Annotated[
+        Compress,
+        choice_setting(
+            "Compress pages without loss (on): a third more of bfloat16 fits. It needs disk.store = files, and cores to"
+            " spare. A change empties the tier.",
+            "off",
+            "on",
+        ),
+    ] = "off"
     budget: Annotated[int, size_setting("Bytes that may be written per day, to all devices together; 0: no limit.")] = 0
     sync: Annotated[float, duration_setting("Longest time between writing a page and syncing it, on each device.")] = (
         10.0
@@ -77,7 +90,7 @@ class DiskOptions(Section, frozen=True, kw_only=True):
             return ()
         sizes = self.size * len(self.path) if len(self.size) == 1 else self.size
         each = zip(self.path, sizes, strict=True)
-        return tuple(DeviceOptions(path, size, self.environments, self.store) for path, size in each)
+        return tuple(DeviceOptions(path, size, self.environments, self.store, self.compress) for path, size in each)
 
     @property
     def total_size(self) -> int:

@@ -237,4 +237,6 @@ class Config(Section, frozen=True, kw_only=True):
         """The capacity of the index in pages: by default one for each frame of memory and disk."""
         frame = self.arena.frame_size
         on_disk = sum(device.size // frame for device in self.disk.devices)
+        if self.disk.compress == "on":
+            on_disk += on_disk // 2  # no codec needs less than two thirds of a page
         return self.index.entries or min(MOST_FRAMES, self.arena.frames + on_disk)

@@ -29,8 +29,8 @@ def wrong_disk_size(config: Config) -> str:
         return f"has {len(disk.size)} sizes, and disk.path has {counted(len(disk.path), 'folder')}"
     if disk.total_size > MOST_MAPPED:
         return f"is more than can be mapped: at most {spell_size(MOST_MAPPED)}"
-    if not fits_a_frame(disk.store, min(disk.size), disk.environments, frame):
-        least = least_cap(disk.store, disk.environments, frame)
+    if not fits_a_frame(disk.store, min(disk.size), disk.environments, frame, disk.compress):
+        least = least_cap(disk.store, disk.environments, frame, disk.compress)
         return f"is too small: at least {spell_size(least)} with arena.frame_size = {spell_size(frame)}"
     if not config.index.entries and config.arena.frames + disk.total_size // frame > MOST_FRAMES:
         return (
@@ -89,6 +89,9 @@ def _check_disk(config: Config, describe: Describe) -> Iterator[str]:
         yield f"{describe('disk.path', folders)} has too many folders: at most {DISK_DEVICES}"
     if shared := next(_nested(disk.path), None):
         yield f"{describe('disk.path', folders)} has {shared} twice, or one folder in another: each needs its own"
+    if disk.compress == "on" and disk.store != "files":
+        store = describe("disk.store", disk.store)
+        yield f"{describe('disk.compress', disk.compress)} is impossible with {store}: set disk.store to files"
     if why := wrong_disk_size(config):
         yield f"{describe('disk.size', sizes)} {why}"
 

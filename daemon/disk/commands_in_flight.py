@@ -67,7 +67,8 @@ class CommandsInFlight:
     def end(self, report: Wrote) -> PendingWrite:
         """Removes the command that this report answers. Raises ProtocolError if there is no such command."""
         write = self._writes.get(report.number)
-        if write is None or PAGES_TO_WRITE.count(write.pages) != len(report.stored):
+        sound = len(report.slots) in (0, 4 * len(report.stored))
+        if write is None or PAGES_TO_WRITE.count(write.pages) != len(report.stored) or not sound:
             raise ProtocolError("a report on pages without a write command")
         self._wrote_at = self._moved_at = loop_clock.now()
         return self._writes.pop(report.number)

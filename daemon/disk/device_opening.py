@@ -80,7 +80,7 @@ class DeviceOpening:
                 # The index has no page of the device yet. From now on pages in memory count as unwritten, because the
                 # device may take them, although none is sent to it before its inventory is loaded.
                 self.stage, self._expected = OpeningStage.OPENED, report.pages
-                self._owner.disk_open(report.capacity, rule, self._device)
+                self._owner.disk_open(report.capacity, rule, self._device, report.state.slot_bytes)
                 point("disk.opened")
             case SavedLookups(), OpeningStage.OPENED:
                 self._restore_lookups(report.data)

@@ -50,7 +50,9 @@ class DeviceStatus:
         known = self.report.trouble if not self.is_open and "standing" not in news else ""
         usage = self._owner.disk_device(self._number)
         news["trouble"] = news.get("trouble") or fault or known
-        news |= {"used_frames": usage.used_frames, "pages": usage.pages, "bytes": usage.bytes}
+        stored, frame = usage.used_slots * usage.slot_bytes, self._owner.header().frame_bytes
+        news |= {"used_frames": -(-stored // frame), "pages": usage.pages, "bytes": usage.bytes}
+        news |= {"stored_bytes": stored}
         self.report = msgspec.structs.replace(self.report, **news)
         self._tier.changed()
 
@@ -62,8 +64,8 @@ class DeviceStatus:
             options.path,
             counted(usage.pages, "page"),
             format_size(usage.bytes),
-            format_size(usage.frames * frame),
-            f"{usage.frames:,}",
+            format_size(usage.slots * usage.slot_bytes),
+            f"{usage.slots * usage.slot_bytes // frame:,}",
             format_size(options.size),
             self.report.opened,
             seconds,

@@ -88,8 +88,8 @@ class Inventory:
     def _load(self, pages: _Pages, ticks: npt.NDArray[np.uint64]) -> None:
         # The records are created for each part: between two of them, the index may have reused that of a namespace.
         numbers = self._create_records(pages["space"])[pages["space"]].tobytes()
-        keys, sizes = pages["key"].tobytes(), pages["size"].tobytes()
-        self._owner.disk_report(keys, sizes, numbers, ticks.tobytes(), self._device)
+        keys, sizes, slots = pages["key"].tobytes(), pages["size"].tobytes(), pages["slots"].tobytes()
+        self._owner.disk_report(keys, sizes, numbers, ticks.tobytes(), self._device, slots)
 
     def add_histories(self, part: HistoryPart) -> None:
         """Loads what is known of the uses of pages that were reported."""

@@ -172,7 +172,8 @@ class WriteBehind:
             report: What the worker wrote of it.
         """
         others = any(other.number != device and other.ready and not other.paused for other in self._devices)
-        self._owner.end_writes(write.pages, report.stored.translate(_TRIED_ELSEWHERE if others else _FINAL))
+        results = report.stored.translate(_TRIED_ELSEWHERE if others else _FINAL)
+        self._owner.end_writes(write.pages, results, report.slots or bytes(4 * len(results)))
         point("write_behind.ended")
         if Stored.NO_ROOM in report.stored:
             self._shrink(device, write.pages, report.stored.index(Stored.NO_ROOM))
@@ -185,7 +186,7 @@ class WriteBehind:
     def _shrink(self, device: int, pages: bytes, page: int) -> None:
         """Shrinks a device by a page's size: its free space is fragmented, and no fragment can take the page."""
         size = PAGES_TO_WRITE.row(pages, page).size
-        self._owner.disk_shrink(-(-size // self._frame_bytes), device)
+        self._owner.disk_shrink(-(-size // self._owner.disk_device(device).slot_bytes), device)
         point("write_behind.shrunk")
 
     def note_work(self) -> None:
@@ -200,8 +201,8 @@ class WriteBehind:
 
     def _rank(self, device: DiskDevice) -> tuple[bool, int, float]:
         usage = self._owner.disk_device(device.number)
-        free = usage.frames - usage.used_frames - usage.ordered_frames
-        return free <= 0, usage.ordered_frames, -free / usage.frames if free > 0 else usage.coldest
+        free = usage.slots - usage.used_slots - usage.ordered_slots
+        return free <= 0, usage.ordered_slots, -free / usage.slots if free > 0 else usage.coldest
 
     def _too_few_written(self, ahead: int) -> bool:
         """Returns whether more pages are to be written so that `ahead` frames are free or written."""

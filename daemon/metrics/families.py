@@ -129,12 +129,12 @@ def _tiers(sample: Sample) -> Iterator[Metric]:
         (DISK, "writing"): work.writing,
     }
     yield gauges("pages", "Pages of a tier.", ["tier", "state"], pages)
-    # The bytes of a tier's pages, the unused rest of their frames, and the free bytes add up to its room.
+    # The bytes that a tier's pages take, the unused rest of their frames, and the free bytes add up to its room.
     sizes = {
         (MEMORY, "pages"): header.bytes,
         (MEMORY, "slack"): max(0, memory - header.bytes),
         (MEMORY, "free"): max(0, frames[MEMORY] * frame - memory),
-        (DISK, "pages"): header.disk_bytes,
+        (DISK, "pages"): min(disk, header.disk_bytes),  # fewer than they have if they are compressed
         (DISK, "slack"): max(0, disk - header.disk_bytes),
         (DISK, "free"): max(0, frames[DISK] * frame - disk),
     }

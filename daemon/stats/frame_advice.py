@@ -23,6 +23,11 @@ def pages_that_fit(frames: int, used_frames: int, pages: int) -> int:
     return max(pages, frames * pages // used_frames) if used_frames and pages else frames
 
 
+def compression_text(nbytes: int, stored_bytes: int) -> str:
+    """Returns ", 1.38 x compressed" if pages take fewer bytes than they have, else ""."""
+    return f", {nbytes / stored_bytes:.2f} x compressed" if nbytes > stored_bytes > 0 else ""
+
+
 def frame_advice(pages: int, nbytes: int, used: int) -> str:
     """Returns a warning with the frame size that fits, if more than a quarter of the frames is not filled; or "".
 

@@ -154,7 +154,7 @@ def read_advice(observer: Observer, spaces: Iterable[NamespaceRecord], policy: s
     low, high = _PLOT_RANGE
     steps = [2 ** (at / _PLOT_STEPS) for at in range(low * _PLOT_STEPS, high * _PLOT_STEPS + 1)]
     factors = [*MEMORY_FACTORS, *DISK_FACTORS, *steps]
-    present = max(header.frames, header.disk_frames)
+    present = max(header.frames, effective_frames(header))
     curves = observer.curves(array("d", [*(factor * header.frames for factor in factors), present]))
     if known is None or not curves or not curves[0].found + curves[0].missed:
         return None
@@ -184,6 +184,12 @@ def read_advice(observer: Observer, spaces: Iterable[NamespaceRecord], policy: s
         hit_ratio_of_all=_ratio(known.hit_pages, known.miss_pages),
         warning=_warning(known, advised[0].hit_ratio),
     )
+
+
+def effective_frames(header: IndexHeader) -> float:
+    """Returns the frames of pages for which the disk has room: more than it has if pages are compressed, as so far."""
+    stored = header.disk_used_frames * header.frame_bytes
+    return header.disk_frames * max(1.0, header.disk_bytes / stored if stored else 1.0)
 
 
 def _present_disk(header: IndexHeader, hit_ratio: float, rate: float) -> Prediction | None:

@@ -26,7 +26,7 @@ class PageTier(msgspec.Struct, frozen=True, kw_only=True):
         cap: Bytes that the tier may use; 0 if this daemon has no such tier.
         room: Bytes of the frames that fit under the cap. On disk headers and trees take the rest.
         room_pages: Pages that fit, if further ones are as large as those in the tier; in an empty one of a frame each.
-        used: Bytes in use, in whole frames.
+        used: Bytes in use, in whole frames; fewer than `bytes` if the pages are compressed.
         pages: Pages in the tier, including those that are being written.
         hits: Memory: pages that the first match of a request found. Disk: pages that were read in time.
         misses: Memory: pages that the first match did not find. Disk: pages that were not read in time.

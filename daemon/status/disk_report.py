@@ -85,11 +85,15 @@ class DeviceReport(_FilesReport, frozen=True, kw_only=True):
         used_frames: The number of frames in use.
         pages: The pages on it.
         bytes: Their bytes.
+        stored_bytes: The bytes of the slots that they take: fewer than `bytes` if they are compressed.
+        slot_bytes: The bytes of a slot if pages are compressed, else 0.
     """
 
     used_frames: int = 0
     pages: int = 0
     bytes: int = 0
+    stored_bytes: int = 0
+    slot_bytes: int = 0
 
     @property
     def state(self) -> str:
@@ -195,4 +199,5 @@ def with_state(report: DeviceReport, state: TierState) -> DeviceReport:
         last_sync=state.last_sync / 1e9,
         clean=state.clean,
         damaged=state.damaged,
+        slot_bytes=state.slot_bytes,
     )

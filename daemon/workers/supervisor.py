@@ -271,4 +271,13 @@ class Supervisor:
         if isinstance(options, FleetOptions):
             return ServeFleet(slot, options, self.populated)
         trust = max(self._doubt, _TRUST[min(self._crashes, len(_TRUST) - 1)])
-        return Serve(slot, str(options.path), options.size, options.environments, self.populated, options.store, trust)
+        return Serve(
+            slot,
+            str(options.path),
+            options.size,
+            options.environments,
+            self.populated,
+            options.store,
+            trust,
+            options.compress,
+        )

@@ -62,7 +62,8 @@ static const struct_field page_to_read_fields[] = {
 };
 static const struct_field stored_page_fields[] = {
     FIELD_OF(pt_stored_page, key),   FIELD_OF(pt_stored_page, history), FIELD_OF(pt_stored_page, size),
-    FIELD_OF(pt_stored_page, stamp), FIELD_OF(pt_stored_page, space),   {NULL, 0, 0},
+    FIELD_OF(pt_stored_page, stamp), FIELD_OF(pt_stored_page, space),   FIELD_OF(pt_stored_page, slots),
+    {NULL, 0, 0},
 };
 /* The fields that are in the same place in every format. */
 static const struct_field head_fields[] = {

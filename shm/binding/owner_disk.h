@@ -10,29 +10,35 @@ static bool device_exists(unsigned int device)
     return device < PT_DEVICES;
 }
 
-/* disk_open(frames, rule, device = 0): opens a device with room for `frames` frames. It is empty until its contents are
- * reported. */
+/* disk_open(slots, rule, device = 0, slot_bytes = 0): opens a device with room for `slots` slots, of a frame or of so
+ * many bytes. It is empty until its contents are reported. */
 static PyObject *owner_disk_open(Owner *self, PyObject *args)
 {
-    unsigned long long frames;
-    unsigned int rule, device = 0;
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "KI|I", &frames, &rule, &device) || !device_exists(device))
+    unsigned long long slots;
+    unsigned int rule, device = 0, slot_bytes = 0;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "KI|II", &slots, &rule, &device, &slot_bytes) ||
+        !device_exists(device))
         return NULL;
     if (rule > PT_WRITE_SECOND)
         return PyErr_Format(PyExc_ValueError, "there is no rule %u", rule);
-    if (!pt_disk_open(&self->shared, device, frames, (enum pt_write_rule)rule, pt_now_ns()))
+    if (slot_bytes > self->shared.view.frame_bytes)
+        return PyErr_Format(PyExc_ValueError, "a slot of %u bytes is larger than a frame", slot_bytes);
+    if (self->shared.disk.devices[device].open)
+        pt_disk_close(&self->shared, device, pt_now_ns());
+    if (!pt_disk_divide(&self->shared, device, slot_bytes) ||
+        !pt_disk_open(&self->shared, device, slots, (enum pt_write_rule)rule, pt_now_ns()))
         return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
 
-/* disk_shrink(frames, device = 0): reduces the capacity of a device, because it has less room than it reported. */
+/* disk_shrink(slots, device = 0): reduces the capacity of a device, because it has less room than it reported. */
 static PyObject *owner_disk_shrink(Owner *self, PyObject *args)
 {
-    unsigned long long frames;
+    unsigned long long slots;
     unsigned int device = 0;
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "K|I", &frames, &device) || !device_exists(device))
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "K|I", &slots, &device) || !device_exists(device))
         return NULL;
-    pt_disk_shrink(&self->shared, device, frames, pt_now_ns());
+    pt_disk_shrink(&self->shared, device, slots, pt_now_ns());
     Py_RETURN_NONE;
 }
 
@@ -79,7 +85,7 @@ static PyObject *owner_disk_close(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* disk_device(device = 0) -> DeviceUsage: its pages and frames, and the tick of its coldest page. */
+/* disk_device(device = 0) -> DeviceUsage: its pages and slots, and the tick of its coldest page. */
 static PyObject *owner_disk_device(Owner *self, PyObject *args)
 {
     unsigned int device = 0;
@@ -92,8 +98,11 @@ static PyObject *owner_disk_device(Owner *self, PyObject *args)
         tick = c.tick < tick ? c.tick : tick;
     }
     tick = tick == UINT64_MAX ? 0 : tick;
-    return record_of_numbers(
-        DeviceUsage, (uint64_t[]){d->open, d->frames, d->used_frames, d->ordered_frames, d->pages, d->bytes, tick}, 7);
+    uint64_t slot_bytes = pt_slot_bytes(self->shared.view.header, d);
+    return record_of_numbers(DeviceUsage,
+                             (uint64_t[]){d->open, d->slots, d->used_slots, d->ordered_slots, slot_bytes, d->pages,
+                                          d->bytes, tick},
+                             8);
 }
 
 static bool space_exists(Owner *self, uint32_t space)
@@ -102,13 +111,14 @@ static bool space_exists(Owner *self, uint32_t space)
     return space < v->header->spaces && v->spaces[space].used;
 }
 
-static void disk_report(Owner *self, const array *of, uint8_t device)
+static void disk_report(Owner *self, const array *of, bool slots, uint8_t device)
 {
     pt_owner *o = &self->shared;
     uint64_t now = pt_now_ns();
     for (Py_ssize_t i = 0; i < of[0].count; i++) {
         pt_stored page = {(uint8_t *)of[0].view.buf + i * PT_KEY_BYTES, ((uint64_t *)of[1].view.buf)[i],
-                          ((uint32_t *)of[2].view.buf)[i], ((uint64_t *)of[3].view.buf)[i], device};
+                          ((uint32_t *)of[2].view.buf)[i], ((uint64_t *)of[3].view.buf)[i], device,
+                          slots ? ((uint32_t *)of[4].view.buf)[i] : 0};
         bool sound = page.size && page.size <= o->view.header->arena_bytes && space_exists(self, page.space);
         if (!sound || !pt_disk_report(o, &page, now))
             pt_drop_later(&o->disk.devices[device], page.key);
@@ -116,24 +126,26 @@ static void disk_report(Owner *self, const array *of, uint8_t device)
     pt_disk_make_room(o, &o->disk.devices[device], 0, 0, now);
 }
 
-/* disk_report(keys, sizes, spaces, ticks, device = 0): adds pages that a device contains. Pages
- * that the index cannot have become drops. */
+/* disk_report(keys, sizes, spaces, ticks, device = 0, slots = none): adds pages that a device contains, and the slots
+ * that they take there; 0: as many as their bytes fill. Pages that the index cannot have become drops. */
 static PyObject *owner_disk_report(Owner *self, PyObject *args)
 {
-    PyObject *keys, *sizes, *spaces, *ticks;
+    PyObject *keys, *sizes, *spaces, *ticks, *slots = NULL;
     unsigned int device = 0;
-    array of[4];
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "OOOO|I", &keys, &sizes, &spaces, &ticks, &device) ||
+    array of[5];
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "OOOO|IO", &keys, &sizes, &spaces, &ticks, &device, &slots) ||
         !device_exists(device))
         return NULL;
+    int arrays = slots ? 5 : 4;
     if (!arrays_open((array_wanted[]){{keys, PT_KEY_BYTES, "keys"},
                                       {sizes, 8, "sizes"},
                                       {spaces, 4, "spaces"},
-                                      {ticks, 8, "ticks"}},
-                     4, of))
+                                      {ticks, 8, "ticks"},
+                                      {slots, 4, "slots"}},
+                     arrays, of))
         return NULL;
-    disk_report(self, of, (uint8_t)device);
-    arrays_close(of, 4);
+    disk_report(self, of, slots, (uint8_t)device);
+    arrays_close(of, arrays);
     Py_RETURN_NONE;
 }
 

@@ -91,8 +91,8 @@ static PyObject *owner_tenants(Owner *self, PyObject *unused)
     PyObject *list = PyList_New(0);
     for (uint32_t tenant = 0; list && tenant < o->tenants.count; tenant++) {
         uint64_t on_disk = 0;
-        for (uint32_t device = 0; device < PT_DEVICES; device++)
-            on_disk += o->disk.devices[device].used_of[tenant];
+        for (const pt_device *d = o->disk.devices; d < o->disk.devices + PT_DEVICES; d++)
+            on_disk += pt_frames_of_slots(o->view.header, d, d->used_of[tenant]);
         if (!append_new(list, Py_BuildValue("(KK)", (unsigned long long)o->tenants.frames[tenant],
                                             (unsigned long long)on_disk)))
             Py_CLEAR(list);

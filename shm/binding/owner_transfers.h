@@ -52,23 +52,29 @@ static PyObject *owner_start_writes(Owner *self, PyObject *args)
     return rows;
 }
 
-/* end_writes(pages, results): ends writes that were commanded; `pages` are rows of pt_page_to_write, and results has an
- * enum pt_write_result for each. */
+/* end_writes(pages, results, slots = none): ends writes that were commanded; `pages` are rows of pt_page_to_write, and
+ * results has an enum pt_write_result for each. `slots` says how many slots of the device each takes, u32; 0: as many
+ * as its bytes fill. */
 static PyObject *owner_end_writes(Owner *self, PyObject *args)
 {
-    PyObject *pages, *results;
-    array of[2];
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "OO", &pages, &results))
+    PyObject *pages, *results, *slots = NULL;
+    array of[3];
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "OO|O", &pages, &results, &slots))
         return NULL;
-    if (!arrays_open((array_wanted[]){{pages, sizeof(pt_page_to_write), "pages"}, {results, 1, "results"}}, 2, of))
+    int arrays = slots ? 3 : 2;
+    if (!arrays_open((array_wanted[]){{pages, sizeof(pt_page_to_write), "pages"}, {results, 1, "results"},
+                                      {slots, 4, "slots"}},
+                     arrays, of))
         return NULL;
     uint64_t now = pt_now_ns();
     for (Py_ssize_t i = 0; i < of[0].count; i++) {
         pt_page_to_write page;
         memcpy(&page, (const pt_page_to_write *)of[0].view.buf + i, sizeof page); /* of any alignment */
+        if (slots)
+            pt_note_written(&self->shared, page.entry, ((uint32_t *)of[2].view.buf)[i]);
         pt_end_write(&self->shared, page.entry, (enum pt_write_result)((uint8_t *)of[1].view.buf)[i], now, (uint32_t)i);
     }
-    arrays_close(of, 2);
+    arrays_close(of, arrays);
     Py_RETURN_NONE;
 }
 

@@ -32,7 +32,8 @@ typedef struct {
     uint8_t key[PT_KEY_BYTES];
     pt_disk_history history;
     uint64_t size, stamp;
-    uint32_t space, unused;
+    uint32_t space;
+    uint32_t slots; /* that it takes; 0: as many as its bytes fill */
 } pt_stored_page;
 
 /* page_requests(keys, sizes) -> rows of pt_page_request. */

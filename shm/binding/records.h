@@ -35,7 +35,7 @@ static const char *const batch_answer_fields[] = {"pages", "granted", "granted_b
 static const char *const seen_events_fields[] = {"result", "keys", "tiers", "came", "reasons", NULL};
 static const char *const flushed_fields[] = {"dropped", "kept", NULL};
 static const char *const device_fields[] = {
-    "open", "frames", "used_frames", "ordered_frames", "pages", "bytes", "coldest", NULL,
+    "open", "slots", "used_slots", "ordered_slots", "slot_bytes", "pages", "bytes", "coldest", NULL,
 };
 static const char *const unwritten_fields[] = {"pages", "bytes", "skipped", NULL};
 static const char *const eviction_fields[] = {"learns", "learned", "follows_lru", "left_out", "switches", NULL};

@@ -11,9 +11,9 @@ from numbered_pages import key_of
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import Catalogue, Incoming, Outgoing, ReadOutcome, ReadResult, Tier
-from pagetier.tiers.capacity import StoreName
+from pagetier.tiers.capacity import Compress, StoreName
 from pagetier.tiers.disk.store import DiskStore
-from pagetier.tiers.worker.open_store import open_store
+from pagetier.tiers.worker.open_store import store_class
 
 FRAME = 4096
 CAP = 8 << 20
@@ -27,11 +27,12 @@ class Default:
     """The store of small_tier(), which the fixture each_store changes."""
 
     store: StoreName = "lmdb"
+    compress: Compress = "off"
 
 
 def small_tier(folder: Path, cap: int = CAP, environments: int = 2, **more: float) -> DiskStore:
     """Returns a tier with small frames."""
-    return open_store(Default.store, folder, cap, FRAME, environments, **more)
+    return store_class(Default.store, Default.compress)(folder, cap, FRAME, environments, **more)
 
 
 def aligned(nbytes: int, content: bytes = b"") -> memoryview:

@@ -37,7 +37,10 @@ REFUSED: list[tuple[str, tuple[object, ...]]] = [
     ("disk_damaged", (b"k" * (KEY_BYTES + 1),)),
     ("end_writes", (rows_of(0), b"")),
     ("end_writes", (rows_of(0)[1:], bytes(1))),
+    ("end_writes", (rows_of(0), bytes(1), b"")),
+    ("disk_report", (b"k" * KEY_BYTES, bytes(8), bytes(4), bytes(8), 0, b"")),
     ("disk_open", (8, WriteRule.EVICTED, DISK_DEVICES)),
+    ("disk_open", (8, WriteRule.EVICTED, 0, FRAME + 1)),
     ("start_writes", (1, 1, DISK_DEVICES)),
     ("fetch", (u32(SLOTS), 1, b"", u64(0))),
     ("fetch", (u32(*[0] * (DISK_DEVICES + 1)), 1, b"", u64(*[0] * (DISK_DEVICES + 1)))),
@@ -53,7 +56,9 @@ REFUSED: list[tuple[str, tuple[object, ...]]] = [
 
 @pytest.mark.parametrize(("name", "arguments"), REFUSED)
 def test_invalid_arguments_are_rejected(disk: Place, name: str, arguments: tuple[object, ...]) -> None:
-    with pytest.raises(ValueError, match=r"no rule|no such slot|no device|no whole number|elements"):
+    with pytest.raises(
+        ValueError, match=r"no rule|no such slot|no device|no whole number|elements|larger than a frame"
+    ):
         getattr(disk.owner, name)(*arguments)
 
 
@@ -106,7 +111,10 @@ def steps() -> st.SearchStrategy[tuple[str, tuple[Any, ...]]]:
     return st.one_of(
         st.tuples(st.just("disk_rule"), st.tuples(st.sampled_from(WriteRule))),
         st.tuples(st.just("disk_close"), st.tuples(devices)),
-        st.tuples(st.just("disk_open"), st.tuples(st.integers(0, 12), st.sampled_from(WriteRule), devices)),
+        st.tuples(
+            st.just("disk_open"),
+            st.tuples(st.integers(0, 48), st.sampled_from(WriteRule), devices, st.sampled_from([0, FRAME // 4, FRAME])),
+        ),
         reports.map(
             lambda r: (
                 "disk_report",
@@ -116,13 +124,21 @@ def steps() -> st.SearchStrategy[tuple[str, tuple[Any, ...]]]:
                     u32(*(n for *_, n, _ in r)),
                     u64(*(n for *_, n in r)),
                     len(r) % 2,
+                    u32(*(n % 13 for *_, n in r)),
                 ),
             )
         ),
         st.tuples(st.just("disk_damaged"), st.tuples(keys, devices)),
         st.tuples(st.just("start_writes"), st.tuples(st.integers(0, 20), st.integers(0, 20), devices)),
         numbers.map(
-            lambda n: ("end_writes", (rows_of(*n), bytes(at % (len(WriteResult) + 1) for at in range(len(n)))))
+            lambda n: (
+                "end_writes",
+                (
+                    rows_of(*n),
+                    bytes(at % (len(WriteResult) + 1) for at in range(len(n))),
+                    u32(*(one % 13 for one in n)),
+                ),
+            )
         ),
         st.tuples(
             st.just("fetch"),

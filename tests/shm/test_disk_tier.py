@@ -213,3 +213,23 @@ def test_entries_out_of_range_are_ignored(disk: Place) -> None:
     disk.owner.count_fetched(1, 2, 3)
     header = disk.owner.header()
     assert (header.disk_read, header.disk_read_bytes, header.disk_missed) == (1, 2, 3)
+
+
+def test_pages_take_the_slots_that_the_worker_reports(place: Place) -> None:
+    place.owner.disk_open(16, WriteRule.THROUGH, 0, FRAME // 4)
+    place.store("a"), place.store("b", 2 * FRAME)
+    rows = place.owner.start_writes(100, 100)
+    assert place.owner.disk_device().ordered_slots == 4 + 8, "as if they could not be compressed"
+    place.owner.end_writes(rows, bytes([WriteResult.DONE] * 2), u32(3, 0))
+    usage = place.owner.disk_device()
+    assert (usage.slot_bytes, usage.slots, usage.used_slots, usage.ordered_slots) == (FRAME // 4, 16, 3 + 8, 0)
+    assert (usage.pages, usage.bytes) == (2, 3 * FRAME)
+    header = place.owner.header()
+    assert (header.disk_frames, header.disk_used_frames) == (4, 3)
+    assert place.owner.tenants() == [(3, 3)]
+    place.owner.disk_report(key("c") + key("d"), u64(FRAME, FRAME), u32(*[place.space] * 2), u64(0, 1), 0, u32(1, 9))
+    assert place.owner.disk_device().used_slots == 3 + 8 + 1 + 4
+    assert place.sound()
+    place.owner.disk_open(4, WriteRule.THROUGH)
+    assert place.owner.disk_device()[:5] == (1, 4, 0, 0, FRAME)
+    assert place.sound()

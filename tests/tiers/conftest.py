@@ -17,11 +17,13 @@ from small_file_systems import small_file_system
 from store_pages import MEMORY, Default, small_tier
 
 
-@pytest.fixture(params=["lmdb", "files"])
+@pytest.fixture(params=[("lmdb", "off"), ("files", "off"), ("files", "on")], ids=["lmdb", "files", "compressed"])
 def each_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> StoreName:
-    """Runs a test with each store of the disk tier. Returns the name of the store."""
-    store: StoreName = request.param
+    """Runs a test with each store of the disk tier, also with compressed pages. Returns the name of the store."""
+    store: StoreName
+    store, compress = request.param
     monkeypatch.setattr(Default, "store", store)
+    monkeypatch.setattr(Default, "compress", compress)
     return store
 
 

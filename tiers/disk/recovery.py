@@ -21,7 +21,7 @@ import msgspec
 
 from pagetier.shm.clock import Deadline
 from pagetier.tiers.disk import data_file, file_system
-from pagetier.tiers.disk.file_format import FORMAT
+from pagetier.tiers.disk.file_format import newest_of
 
 _STATE: Final = "state"
 _NO_BOOT: Final = "distrusted"  # treated like another boot
@@ -50,7 +50,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def as_left(self) -> str:
         """How the files were found if they can be trusted, one line."""
-        return "as it was left" if self.format == FORMAT else f"as it was left, in format {self.format}"
+        return "as it was left" if self.format == newest_of(self.format) else f"as it was left, in format {self.format}"
 
     @property
     def doubted(self) -> bool:
@@ -77,8 +77,8 @@ class Journal:
         self._lock = threading.Lock()
         self._distrusted = False
         # As far as is known: a failed write may have left the old or the new content. An old format is written again.
-        self._written = state.format == FORMAT
-        self.state = msgspec.structs.replace(state, format=FORMAT)
+        self._written = state.format == newest_of(state.format)
+        self.state = msgspec.structs.replace(state, format=newest_of(state.format))
 
     def mark_dirty(self) -> None:
         """Marks the files before the first change after a sync. Cheap if they are marked already."""

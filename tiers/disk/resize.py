@@ -65,5 +65,6 @@ class EnvironmentResize(ABC, Generic[_Kind]):
     def _coldest(self, frames: int) -> list[bytes]:
         pages = np.frombuffer(b"".join(one.pages for one in reader.listed(self.environment)), reader.STORED_PAGE)
         order = np.argsort(pages["stamp"], kind="stable")
-        sums = np.cumsum(-(-pages["size"][order].astype(np.int64) // self.environment.shape.frame_bytes))
+        whole = -(-pages["size"].astype(np.int64) // self.environment.shape.frame_bytes)
+        sums = np.cumsum(np.where(pages["slots"] > 0, pages["slots"], whole)[order])
         return [key.tobytes() for key in pages["key"][order[: int(np.searchsorted(sums, frames)) + 1]]]

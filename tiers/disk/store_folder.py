@@ -19,7 +19,7 @@ from pagetier.tiers.base import TierError
 from pagetier.tiers.capacity import TRANSACTION_BYTES, Shape, shape_of
 from pagetier.tiers.disk import file_system, recovery, saved_lookups
 from pagetier.tiers.disk.environment import Environment
-from pagetier.tiers.disk.file_format import FORMAT, READABLE, About
+from pagetier.tiers.disk.file_format import COMPRESSED_FORMAT, READABLE, About
 from pagetier.tiers.disk.recovery import Journal, State
 from pagetier.tiers.disk.resize import EnvironmentResize
 
@@ -90,12 +90,23 @@ def _read_valid_state(options: Options) -> tuple[State | None, str]:
         return None, f"its state file cannot be decoded ({error})"
     if state is None:
         return None, "its state file is missing" if environments_there(options.folder) else ""
-    known = state.format if state.format in READABLE else FORMAT
+    if state.store == options.kind.STORE and (why := _other_compression(state.format, options.kind)):
+        return state, why
+    known = state.format if state.format in options.kind.READABLE else options.kind.FORMAT
     wanted: dict[str, object] = {"format": known, "store": options.kind.STORE}
     wanted |= {"frame_bytes": options.frame_bytes, "environments": options.environments}
     found = {name: getattr(state, name) for name in wanted}
     words = [f"{name} was {found[name]}, is {wanted[name]}" for name in wanted if found[name] != wanted[name]]
     return state, ", ".join(words).replace("_", " ")
+
+
+def _other_compression(found: int, kind: type[Environment]) -> str:
+    """Returns that the setting was changed, if the format is that of tiers with another one; or ""."""
+    if COMPRESSED_FORMAT not in (found, kind.FORMAT) or found in kind.READABLE:
+        return ""
+    if found == COMPRESSED_FORMAT:
+        return "compressed pages are there, and disk.compress is off"
+    return "pages are not compressed there, and disk.compress is on" if found in READABLE else ""
 
 
 def environments_there(folder: Path) -> bool:
@@ -176,7 +187,7 @@ def _most_bytes(folder: Path, options: Options) -> int:
 
 def _state(options: Options) -> State:
     return State(
-        format=FORMAT,
+        format=options.kind.FORMAT,
         store=options.kind.STORE,
         frame_bytes=options.frame_bytes,
         environments=options.environments,
@@ -228,9 +239,9 @@ class _Opening:
         return self._environment(folder)
 
     def _environment(self, folder: Path) -> Environment:
-        about = About(FORMAT, self._options.frame_bytes, BUILD)
+        about = About(self._options.kind.FORMAT, self._options.frame_bytes, BUILD)
         environment = self._options.kind(folder, self._options.shape, about)
-        if environment.about.format not in READABLE or environment.about.frame_bytes != about.frame_bytes:
+        if environment.about.format not in environment.READABLE or environment.about.frame_bytes != about.frame_bytes:
             environment.close()
             raise lmdb.InvalidError(f"it is of format {environment.about.format}")
         environment.reserve()

@@ -143,11 +143,12 @@ def _batches(environment: Environment, pages: Sequence[Outgoing]) -> Iterator[li
     frames = 0
     for page in pages:
         full = len(batch) >= environment.shape.pages_per_transaction
-        if batch and (full or frames + len(page.frames) > limit):
+        more = frames_of(page.size, environment.shape.frame_bytes)
+        if batch and (full or frames + more > limit):
             yield batch
             batch, frames = [], 0
         batch.append(page)
-        frames += len(page.frames)
+        frames += more
     if batch:
         yield batch
 
@@ -201,7 +202,7 @@ def share(
             if header is not None:
                 homes[page.key] = (its, 0 if page.key in dropped else _frames_of_page(header, frame_bytes))
     for number, page in enumerate(pages):
-        _place(shares, homes.get(page.key), number, len(page.frames))
+        _place(shares, homes.get(page.key), number, frames_of(page.size, frame_bytes))
     return shares
 
 
@@ -220,4 +221,4 @@ def _place(shares: Sequence[Share], home: tuple[Share, int] | None, number: int,
 
 
 def _frames_of_page(header: Header, frame_bytes: int) -> int:
-    return frames_of(header.size, frame_bytes)
+    return frames_of(header.stored_bytes, frame_bytes)

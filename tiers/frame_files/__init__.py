@@ -9,10 +9,11 @@ from typing import ClassVar
 from pagetier.tiers.disk.environment import Environment
 from pagetier.tiers.disk.resize import EnvironmentResize
 from pagetier.tiers.disk.store import DiskStore
+from pagetier.tiers.frame_files.compressed_store import CompressedFilesStore
 from pagetier.tiers.frame_files.files_environment import FilesEnvironment
 from pagetier.tiers.frame_files.resize import FilesResize
 
-__all__ = ["FilesStore"]
+__all__ = ["CompressedFilesStore", "FilesStore"]
 
 
 class FilesStore(DiskStore):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import ClassVar, Final
@@ -22,6 +22,7 @@ from pagetier.tiers.disk.writer import FullError
 from pagetier.tiers.frame_files.count import RecordCount
 from pagetier.tiers.frame_files.direct_files import DirectFiles
 from pagetier.tiers.frame_files.records import pack_record, unpack_record
+from pagetier.tiers.frame_files.slot_bytes import SlotBytes
 from pagetier.tiers.frame_files.slot_owners import find_owners
 from pagetier.tiers.frame_files.slot_table import SlotTable
 from pagetier.tiers.page_checksum import page_checksum
@@ -100,7 +101,7 @@ class FilesEnvironment(Environment):
         header = unpack_record(key, value)
         frames = sum(extent.frames for extent in header.extents)
         beyond = any(extent.page + extent.frames > self.slots.length for extent in header.extents)
-        if beyond or frames != frames_of(header.size, self.shape.frame_bytes):
+        if beyond or frames != frames_of(header.stored_bytes, self.shape.frame_bytes):
             raise RecordError("a record names other slots than the page needs")
         return header
 
@@ -119,11 +120,25 @@ class FilesEnvironment(Environment):
             # repeated. Once the slots are marked as being read they are not reused until end_reading().
             if self.slots.begin_reading(header.serial, header.extents):
                 try:
-                    whole = self.files.read(header.extents, page.frames)
+                    wrong = self.fetch(header, page)
                 finally:
                     self.slots.end_reading(header.serial)
-                return reader.verified(page, header, whole=whole)
+                return reader.verified(page, header, wrong)
         return ReadReport(ReadResult(ReadOutcome.DAMAGED, "its slots belong to another page"), header)
+
+    def fetch(self, header: Header, page: Incoming) -> str:
+        """Reads a page into its frames. Returns why that is impossible, or "". Raises OSError."""
+        return self.fetch_slots(header, page.frames)
+
+    def fetch_slots(self, header: Header, slots: Sequence[memoryview]) -> str:
+        """Reads the slots of a page. Returns why that is impossible, or "". Raises OSError."""
+        return "" if self.files.read(header.extents, slots) else reader.TOO_SHORT
+
+    @contextlib.contextmanager
+    def packed(self, pages: Sequence[Outgoing], readers: ReaderCount) -> Iterator[list[SlotBytes]]:
+        """Yields what the slots of pages will have, as long as the block runs."""
+        del readers
+        yield [SlotBytes(page.frames) for page in pages]
 
     def store_together(self, pages: Sequence[Outgoing], readers: ReaderCount) -> None:
         """Writes the bytes of pages, then their records in one transaction. Raises lmdb.Error, TierError."""
@@ -133,26 +148,36 @@ class FilesEnvironment(Environment):
         # 2. Take slots that no record names. No read reaches them before the commit, so a crash leaves only free slots
         # with other bytes in them.
         sums = [page_checksum(page.key, page.size, page.frames) for page in pages]
-        batch = self._place(pages)
-        try:
-            # 3. Write the bytes, then commit the records that name them: a record never names bytes that were not
-            # written, and a process that dies in between has stored nothing.
-            self.write_frames(batch.extents, list(chain.from_iterable(page.frames for page in pages)), readers)
-            with self.changing() as txn:
-                self._batch = batch
-                for page, checksum, write in zip(pages, sums, batch.writes, strict=True):
-                    number = self.number_of(txn, page.space)
-                    header = Header(number, page.size, page.stamp, checksum, write.extents, page.history, write.serial)
-                    self.put(txn, page.key, header)
-        except BaseException:
-            # 4. A failure after the commit must not free the slots: the records name them already.
-            if not batch.recorded:
-                self._give_back(batch)
-            raise
+        with self.packed(pages, readers) as packed:
+            batch = self._place(pages, [len(one.slots) for one in packed])
+            try:
+                # 3. Write the bytes, then commit the records that name them: a record never names bytes that were not
+                # written, and a process that dies in between has stored nothing.
+                self.write_frames(batch.extents, list(chain.from_iterable(one.slots for one in packed)), readers)
+                with self.changing() as txn:
+                    self._batch = batch
+                    for page, checksum, write, one in zip(pages, sums, batch.writes, packed, strict=True):
+                        self.put(txn, page.key, self._header(txn, page, checksum, write, one.coded))
+            except BaseException:
+                # 4. A failure after the commit must not free the slots: the records name them already.
+                if not batch.recorded:
+                    self._give_back(batch)
+                raise
 
-    def _place(self, pages: Sequence[Outgoing]) -> PlacedBatch:
-        """Returns slots for pages. Raises FullError, NoSlotError, lmdb.Error, TierError."""
-        counts = [len(page.frames) for page in pages]
+    def _header(self, txn: Transaction, page: Outgoing, checksum: bytes, write: SlotWrite, coded: int) -> Header:
+        return Header(
+            self.number_of(txn, page.space),
+            page.size,
+            page.stamp,
+            checksum,
+            write.extents,
+            page.history,
+            write.serial,
+            coded,
+        )
+
+    def _place(self, pages: Sequence[Outgoing], counts: Sequence[int]) -> PlacedBatch:
+        """Returns slots for pages, so many for each. Raises FullError, NoSlotError, lmdb.Error, TierError."""
         if not self._find_free(sum(counts)):
             # What is replaced may have to leave first, and what has just left may still be read.
             with self.changing() as txn:
@@ -175,7 +200,7 @@ class FilesEnvironment(Environment):
         return min(self.files.slots, self.shape.capacity)
 
     def take(self, counts: Sequence[int]) -> PlacedBatch:
-        """Returns slots for writes of so many frames each. Raises NoSlotError."""
+        """Returns slots for writes of so many slots each. Raises NoSlotError."""
         first = self._next_serial
         serials = range(first, first + len(counts))
         slots = self.slots.take(serials, counts, self._end)

@@ -15,6 +15,7 @@ from pagetier.tiers.disk import file_format
 from pagetier.tiers.disk.file_format import Header, RecordError
 
 CHECK_BYTES: Final = 8
+_FORMATS: Final = (file_format.FORMAT, file_format.COMPRESSED_FORMAT)
 
 
 def pack_record(key: bytes, header: Header) -> bytes:
@@ -27,7 +28,7 @@ def unpack_record(key: bytes, value: bytes | memoryview) -> Header:
     """Decodes a record. Raises RecordError if it is not what was written under this key."""
     if check_of(key, value[:-CHECK_BYTES]) != value[-CHECK_BYTES:]:
         raise RecordError("the checksum of a record does not match")
-    return file_format.unpack_header(value[:-CHECK_BYTES])
+    return file_format.unpack_header(value[:-CHECK_BYTES], _FORMATS)
 
 
 def check_of(key: bytes, body: bytes | memoryview) -> bytes:

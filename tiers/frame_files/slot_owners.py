@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import compress
 from typing import Final, TypeAlias
 
@@ -15,8 +16,9 @@ from pagetier.tiers.disk.environment import Environment
 from pagetier.tiers.disk.file_format import HEADER_BYTES
 from pagetier.tiers.frame_files.records import CHECK_BYTES, checks_of
 
-_SERIAL: Final = HEADER_BYTES // 8 - 2  # the word of a record, before 8 bytes of 0
+_SERIAL: Final = HEADER_BYTES // 8 - 2  # the word of a record
 _SIZE: Final = 1
+_CODED: Final = _SERIAL + 1  # the word that a compressed page has in place of its size
 _Words: TypeAlias = npt.NDArray[np.uint64]
 _Numbers: TypeAlias = npt.NDArray[np.int64]
 
@@ -36,35 +38,42 @@ class SlotOwners(msgspec.Struct, frozen=True):
 
 
 class _Rows(msgspec.Struct, frozen=True):
-    """Valid records. `slots` are those of all of them in order, `counts` how many each has.
+    """Valid records: their serials, and how many slots and extents each has; the extents of all of them in order.
 
     `beyond` others name slots that the files do not have.
     """
 
     serials: _Words
     counts: _Numbers
-    slots: _Numbers
+    extents: _Numbers
+    first: _Numbers
+    frames: _Numbers
     beyond: int
 
 
 def find_owners(environment: Environment, slots: int) -> SlotOwners:
     """Returns what all records say; those of slots beyond `slots` are wrong. Raises lmdb.Error."""
-    owners = np.zeros(slots, np.uint64)
     wrong: list[bytes] = []
-    losers: set[int] = set()
     pages: list[StoredPages] = []
-    last = beyond = 0
+    found: list[_Rows] = []
     for records in reader.all_records(environment):
         pages.append(reader.stored_pages(environment, records))
-        good = _valid(records, environment.shape.frame_bytes, slots, wrong)
-        last = max(last, int(good.serials.max(initial=0)))
-        beyond += good.beyond
-        if not _give(owners, good):
-            losers |= _dispute(owners, good)
-    if losers:
-        owners[np.isin(owners, np.array(sorted(losers), np.uint64))] = 0
+        found.append(_valid(records, environment.shape.frame_bytes, slots, wrong))
+    rows = _joined(found)
+    owners = _owners_of(rows, slots)
+    if owners is None:
+        owners, losers = _disputed(rows, slots)
         wrong += _keys_of(environment, losers)
-    return SlotOwners(owners, wrong, last + 1, beyond, pages)
+    return SlotOwners(owners, wrong, int(rows.serials.max(initial=0)) + 1, rows.beyond, pages)
+
+
+def _joined(found: Sequence[_Rows]) -> _Rows:
+    if not found:
+        none = np.zeros(0, np.int64)
+        return _Rows(none.view(np.uint64), none, none, none, none, 0)
+    columns = ("serials", "counts", "extents", "first", "frames")
+    joined = {name: np.concatenate([getattr(rows, name) for rows in found]) for name in columns}
+    return _Rows(**joined, beyond=sum(rows.beyond for rows in found))
 
 
 def _valid(records: reader.Records, frame_bytes: int, slots: int, wrong: list[bytes]) -> _Rows:
@@ -80,14 +89,17 @@ def _valid(records: reader.Records, frame_bytes: int, slots: int, wrong: list[by
     first, frames, extents = _extents(words, begins, ends)
     counts = np.add.reduceat(frames, np.cumsum(extents) - extents) if len(ends) else frames
     ends_at = np.maximum.reduceat(first + frames, np.cumsum(extents) - extents) if len(ends) else frames
-    expected = -(-words[begins + _SIZE].astype(np.int64) // frame_bytes)
+    coded = words[begins + _CODED]
+    stored = np.where(coded > 0, coded, words[begins + _SIZE])
+    expected = -(-stored.astype(np.int64) // frame_bytes)
     whole = (words[ends - 1] == checks) & (counts == expected)
     good = whole & (ends_at <= slots)
     if not good.all():
         wrong += compress(records.keys, (~good).tolist())
     of_extent = np.repeat(good, extents)
-    slots_of = _spread(first[of_extent], frames[of_extent])
-    return _Rows(words[begins + _SERIAL][good], counts[good], slots_of, int(np.count_nonzero(whole & ~good)))
+    beyond = int(np.count_nonzero(whole & ~good))
+    serials = words[begins + _SERIAL][good]
+    return _Rows(serials, counts[good], extents[good], first[of_extent], frames[of_extent], beyond)
 
 
 def _extents(words: _Words, begins: _Numbers, ends: _Numbers) -> tuple[_Numbers, _Numbers, _Numbers]:
@@ -107,28 +119,37 @@ def _spread(first: _Numbers, frames: _Numbers) -> _Numbers:
     return slots
 
 
-def _give(owners: _Words, rows: _Rows) -> bool:
-    """Gives each slot to its record. Returns False, and changes nothing, if two records name one slot."""
-    if owners[rows.slots].any() or len(np.unique(rows.slots)) < len(rows.slots):
-        return False
-    owners[rows.slots] = np.repeat(rows.serials, rows.counts)
-    return True
+def _owners_of(rows: _Rows, slots: int) -> _Words | None:
+    """Returns the serial of each slot's record, 0 for free slots; None if two records name one slot."""
+    order = np.argsort(rows.first, kind="stable")
+    first, frames = rows.first[order], rows.frames[order]
+    ends = np.concatenate((np.zeros(1, np.int64), first + frames))
+    gaps = first - ends[:-1]
+    if (gaps < 0).any():
+        return None
+    # A free gap, an extent, a free gap and so on: what is found of extents need not be computed for each slot.
+    lengths, serials = np.zeros(2 * len(first) + 1, np.int64), np.zeros(2 * len(first) + 1, np.uint64)
+    lengths[:-1:2], lengths[1::2], lengths[-1] = gaps, frames, slots - ends[-1]
+    serials[1::2] = np.repeat(rows.serials, rows.extents)[order]
+    owners: _Words = np.repeat(serials, lengths)
+    return owners
 
 
-def _dispute(owners: _Words, rows: _Rows) -> set[int]:
-    """Gives each slot to the newest record that names it. Returns the serials of the others."""
-    losers: set[int] = set()
-    end = 0
+def _disputed(rows: _Rows, slots: int) -> tuple[_Words, set[int]]:
+    """Gives each slot to the newest record that names it. Returns the owners, and the serials of the other records."""
+    owners, losers, end = np.zeros(slots, np.uint64), set[int](), 0
+    spread = _spread(rows.first, rows.frames)
     for serial, count in zip(rows.serials.tolist(), rows.counts.tolist(), strict=True):
-        slots = rows.slots[end : end + count]
+        wanted = spread[end : end + count]
         end += count
-        others = {int(other) for other in owners[slots] if other}
+        others = {int(other) for other in owners[wanted] if other}
         if any(other > serial for other in others):
             losers.add(serial)
             continue
         losers |= others
-        owners[slots] = serial
-    return losers
+        owners[wanted] = serial
+    owners[np.isin(owners, np.array(sorted(losers), np.uint64))] = 0
+    return owners, losers
 
 
 def _keys_of(environment: Environment, serials: set[int]) -> list[bytes]:

@@ -69,7 +69,7 @@ class LmdbEnvironment(Environment):
             if header is None or reader.is_other(header, page):
                 return reader.ABSENT
             whole = self.reader.read(header.extents, page.frames)
-        return reader.verified(page, header, whole=whole)
+        return reader.verified(page, header, "" if whole else reader.TOO_SHORT)
 
     def store_together(self, pages: Sequence[Outgoing], readers: ReaderCount) -> None:
         """Stores pages in one transaction. Raises FullError, lmdb.Error."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Final, TypeAlias
@@ -31,8 +32,10 @@ def write_pages(write: Writer, memory: WorkerArena, command: Write) -> Wrote:
     point("worker.unpinned")
     results = (_stored(written, number) for number in range(len(written.stored)))
     stored = bytes(next(results) if here else Stored.GONE for here in there)
+    slots = iter(written.slots)
+    taken = array("I", [next(slots) if here else 0 for here in there]).tobytes() if written.slots else b""
     reason = next((why for why in written.reasons if why and why not in _WHY_NOT), "") or written.undropped
-    return Wrote(command.number, stored, reason, written.disk_bytes)
+    return Wrote(command.number, stored, reason, written.disk_bytes, taken)
 
 
 def _stored(written: Written, number: int) -> Stored:

@@ -5,25 +5,23 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from pagetier.tiers.capacity import StoreName
+from pagetier.tiers.capacity import Compress, StoreName
 from pagetier.tiers.disk import doubt, give_up
-from pagetier.tiers.disk.store import PROOF_S, DiskStore
+from pagetier.tiers.disk.store import DiskStore
 from pagetier.tiers.worker_protocol import Serve, Trust
 
 log = logging.getLogger("pagetier.tier")
 
 
-def open_store(
-    store: StoreName,
-    folder: Path,
-    cap_bytes: int,
-    frame_bytes: int,
-    environments: int,
-    *,
-    proof_seconds: float = PROOF_S,
-) -> DiskStore:
-    """Opens a folder with the store of this name; the other arguments are those of DiskStore. Raises TierError."""
-    return _class_of(store)(folder, cap_bytes, frame_bytes, environments, proof_seconds=proof_seconds)
+def store_class(store: StoreName, compress: Compress = "off") -> type[DiskStore]:
+    """Returns the class of a store. Only its libraries are loaded."""
+    if store == "files":
+        from pagetier.tiers.frame_files import CompressedFilesStore, FilesStore
+
+        return FilesStore if compress == "off" else CompressedFilesStore
+    from pagetier.tiers.lmdb import LmdbStore
+
+    return LmdbStore
 
 
 def open_as_trusted(command: Serve, frame_bytes: int) -> DiskStore:
@@ -36,15 +34,4 @@ def open_as_trusted(command: Serve, frame_bytes: int) -> DiskStore:
     elif command.trust is Trust.NOTHING:
         log.warning("disk workers keep crashing on %s: discarding its contents", folder)
         give_up(folder)
-    return open_store(command.store, folder, command.cap, frame_bytes, command.environments)
-
-
-def _class_of(store: StoreName) -> type[DiskStore]:
-    """Returns the class of a store. Only its libraries are loaded."""
-    if store == "files":
-        from pagetier.tiers.frame_files import FilesStore
-
-        return FilesStore
-    from pagetier.tiers.lmdb import LmdbStore
-
-    return LmdbStore
+    return store_class(command.store, command.compress)(folder, command.cap, frame_bytes, command.environments)

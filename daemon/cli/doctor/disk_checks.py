@@ -148,7 +148,7 @@ def _room(device: DeviceOptions, frame: int, space: DiskSpace) -> Result:
 
 
 def _offer(device: DeviceOptions, frame: int, size: int) -> str:
-    if not fits_a_frame(device.store, size, device.environments, frame):
+    if not fits_a_frame(device.store, size, device.environments, frame, device.compress):
         return "no disk tier fits: free some space, or set another disk.path"
     return f'disk.size = "{spell_size(size)}" would fit'
 

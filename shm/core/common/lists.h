@@ -104,7 +104,6 @@ static inline void pt_enter_disk(const pt_view *v, pt_entry *e)
     s->disk_bytes += e->size;
     v->header->disk_pages++;
     v->header->disk_bytes += e->size;
-    v->header->disk_used_frames += pt_frames_for(v, e->size);
 }
 
 static inline void pt_leave_disk(const pt_view *v, pt_entry *e)
@@ -115,7 +114,6 @@ static inline void pt_leave_disk(const pt_view *v, pt_entry *e)
     s->disk_bytes -= e->size;
     v->header->disk_pages--;
     v->header->disk_bytes -= e->size;
-    v->header->disk_used_frames -= pt_frames_for(v, e->size);
 }
 
 /* ---- frames: the lists of entries, and the free frames as a stack ---- */

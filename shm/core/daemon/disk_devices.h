@@ -19,10 +19,11 @@ enum pt_write_rule {
 typedef struct {
     bool open; /* its worker has opened it */
     bool complete; /* and has reported all pages on it */
-    uint64_t frames; /* for which it has room; 0 while it is closed */
-    uint64_t used_frames, pages, bytes; /* of the pages on it */
-    uint64_t ordered_frames; /* room that is reserved for pages which are being written */
-    uint64_t used_of[PT_TENANTS], ordered_of[PT_TENANTS]; /* the same frames, by tenant */
+    uint32_t slot_bytes; /* of the slots in which it stores pages; 0: those of a frame */
+    uint64_t slots; /* for which it has room; 0 while it is closed */
+    uint64_t used_slots, pages, bytes; /* of the pages on it */
+    uint64_t ordered_slots; /* room that is reserved for pages which are being written */
+    uint64_t used_of[PT_TENANTS], ordered_of[PT_TENANTS]; /* the same slots, by tenant */
     /* the pages on it, whether or not they are in the arena too; NULL until it is opened */
     pt_policy *listed[PT_TENANTS];
     uint8_t *drops; /* keys whose copies on it are useless; not sent to the worker yet */
@@ -33,8 +34,27 @@ typedef struct {
     uint32_t open; /* the number of devices that are open */
     enum pt_write_rule rule;
     uint64_t widest; /* frames of the largest one that is open: a larger page is never written */
+    /* the slots of each page on disk, by entry; 0: as many as its bytes fill. NULL until a device may need fewer */
+    uint32_t *taken;
     pt_device devices[PT_DEVICES];
 } pt_disk;
+
+static inline uint64_t pt_slot_bytes(const pt_header *h, const pt_device *d)
+{
+    return d->slot_bytes ? d->slot_bytes : h->frame_bytes;
+}
+
+/* Returns the slots that so many bytes fill. */
+static inline uint32_t pt_slots_for(const pt_header *h, const pt_device *d, uint64_t bytes)
+{
+    return (uint32_t)((bytes + pt_slot_bytes(h, d) - 1) / pt_slot_bytes(h, d));
+}
+
+/* Returns the frames that have the bytes of these slots, of which the last may not be full. */
+static inline uint64_t pt_frames_of_slots(const pt_header *h, const pt_device *d, uint64_t slots)
+{
+    return (slots * pt_slot_bytes(h, d) + h->frame_bytes - 1) / h->frame_bytes;
+}
 
 /* Derives what follows from the devices. */
 static inline void pt_disk_measure(pt_disk *disk, pt_header *h)
@@ -45,8 +65,9 @@ static inline void pt_disk_measure(pt_disk *disk, pt_header *h)
     for (const pt_device *d = disk->devices; d < disk->devices + PT_DEVICES; d++) {
         disk->open += d->open;
         complete += d->complete;
-        disk->widest = d->frames > disk->widest ? d->frames : disk->widest;
-        h->disk_frames += d->frames;
+        uint64_t frames = d->slots * pt_slot_bytes(h, d) / h->frame_bytes;
+        disk->widest = frames > disk->widest ? frames : disk->widest;
+        h->disk_frames += frames;
     }
     atomic_store_explicit(&h->disk_complete, complete && complete == disk->open, memory_order_relaxed);
 }
@@ -80,5 +101,6 @@ static inline void pt_devices_end(pt_disk *disk, const pt_policy_kind *kind)
         pt_policies_end(kind, d->listed);
         free(d->drops);
     }
+    free(disk->taken);
     *disk = (pt_disk){0};
 }

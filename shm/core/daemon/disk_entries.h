@@ -36,8 +36,8 @@ static inline void pt_put_on_disk(pt_owner *o, uint32_t entry, uint64_t tick)
     pt_enter_disk(&o->view, e);
     d->pages++;
     d->bytes += e->size;
-    d->used_frames += pt_frames_for(&o->view, e->size);
-    d->used_of[pt_tenant_of(o, entry)] += pt_frames_for(&o->view, e->size);
+    pt_use_slots(o, d, d->used_slots + pt_slots_of(o, entry));
+    d->used_of[pt_tenant_of(o, entry)] += pt_slots_of(o, entry);
     PT_POINT("ondisk.counted");
     o->kind->add(d->listed[pt_tenant_of(o, entry)], entry, tick);
     if (d->complete)
@@ -53,8 +53,8 @@ static inline void pt_take_off_disk(pt_owner *o, uint32_t entry)
     PT_POINT("offdisk.unlisted");
     d->pages--;
     d->bytes -= e->size;
-    d->used_frames -= pt_frames_for(&o->view, e->size);
-    d->used_of[pt_tenant_of(o, entry)] -= pt_frames_for(&o->view, e->size);
+    pt_use_slots(o, d, d->used_slots - pt_slots_of(o, entry));
+    d->used_of[pt_tenant_of(o, entry)] -= pt_slots_of(o, entry);
     pt_leave_disk(&o->view, e);
     pt_left(o, entry, PT_TIER_DISK);
 }
@@ -74,6 +74,7 @@ typedef struct {
     uint32_t space;
     uint64_t tick;
     uint8_t device;
+    uint32_t slots; /* 0: as many as its bytes fill */
 } pt_stored;
 
 /* Creates the entry of a page that is only on disk. Returns false if the index has no room. The caller guarantees
@@ -96,6 +97,7 @@ static inline bool pt_make_on_disk(pt_owner *o, const pt_stored *page)
     e->reservation = 0;
     atomic_store_explicit(&v->locks[entry].parts, 0, memory_order_relaxed);
     o->view.histories[entry].device = page->device;
+    pt_note_slots(o, entry, page->slots);
     pt_join_tenant(o, entry);
     pt_stamp(o, entry, page->tick);
     PT_POINT("ondisk.filled");
@@ -178,37 +180,37 @@ static inline bool pt_disk_evict_one(pt_owner *o, pt_device *d, pt_need need, ui
     return false;
 }
 
-/* Returns how many frames of a device may leave for a tenant, at most: its own, and what others have above their
+/* Returns how many slots of a device may leave for a tenant, at most: its own, and what others have above their
  * minimum. Pages that cannot leave at this time, because they are being read or stored, count as well. */
-static inline uint64_t pt_frames_to_gain(const pt_owner *o, const pt_device *d, uint32_t tenant)
+static inline uint64_t pt_slots_to_gain(const pt_owner *o, const pt_device *d, uint32_t tenant)
 {
-    uint64_t frames = d->used_of[tenant];
+    uint64_t slots = d->used_of[tenant];
     for (uint32_t other = 0; d->listed[0] && other < o->tenants.count; other++) {
         pt_candidate c = pt_coldest_of(o, d->listed[other]);
         if (other == tenant || c.entry == PT_NONE ||
             pt_precedence_on_disk(o, d, c.entry, (pt_need){tenant, false}) == PT_STAYS)
             continue;
-        uint64_t spare = pt_frames_on(d, other) - pt_least_frames(o->tenants.quotas[other].disk, d->frames);
-        frames += spare < d->used_of[other] ? spare : d->used_of[other];
+        uint64_t spare = pt_slots_on(d, other) - pt_least_frames(o->tenants.quotas[other].disk, d->slots);
+        slots += spare < d->used_of[other] ? spare : d->used_of[other];
     }
-    return frames;
+    return slots;
 }
 
-/* Evicts pages from a device until it has room for `frames` more frames of a tenant: this is the disk's own eviction at
+/* Evicts pages from a device until it has room for `slots` more slots of a tenant: this is the disk's own eviction at
  * its cap, or at the tenant's maximum. Returns false, and evicts no more, once it is clear that there will not be
  * enough. */
-static inline bool pt_disk_make_room(pt_owner *o, pt_device *d, uint32_t tenant, uint32_t frames, uint64_t now)
+static inline bool pt_disk_make_room(pt_owner *o, pt_device *d, uint32_t tenant, uint32_t slots, uint64_t now)
 {
-    uint64_t most = pt_most_after(pt_frames_on(d, tenant), frames,
-                                  pt_most_frames(o->tenants.quotas[tenant].disk, d->frames));
-    if (d->ordered_of[tenant] + frames > most)
+    uint64_t most = pt_most_after(pt_slots_on(d, tenant), slots,
+                                  pt_most_frames(o->tenants.quotas[tenant].disk, d->slots));
+    if (d->ordered_of[tenant] + slots > most)
         return false; /* too large for the tenant, or no room until the writes in progress have ended */
     for (;;) {
-        bool own_only = pt_frames_on(d, tenant) + frames > most;
-        uint64_t taken = d->used_frames + d->ordered_frames + frames;
-        if (!own_only && taken <= d->frames)
+        bool own_only = pt_slots_on(d, tenant) + slots > most;
+        uint64_t taken = d->used_slots + d->ordered_slots + slots;
+        if (!own_only && taken <= d->slots)
             return true;
-        if (taken > d->frames + pt_frames_to_gain(o, d, tenant))
+        if (taken > d->slots + pt_slots_to_gain(o, d, tenant))
             return false; /* the same for the device */
         if (!pt_disk_evict_one(o, d, (pt_need){tenant, own_only}, now))
             return false;

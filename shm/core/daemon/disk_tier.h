@@ -56,9 +56,9 @@ static inline void pt_disk_close(pt_owner *o, uint32_t device, uint64_t now)
 {
     pt_device *d = &o->disk.devices[device];
     d->open = d->complete = false;
-    d->frames = 0;
+    d->slots = 0;
     d->drop_count = 0;
-    d->ordered_frames = 0;
+    d->ordered_slots = 0;
     memset(d->ordered_of, 0, sizeof d->ordered_of);
     pt_disk_measure(&o->disk, o->view.header);
     pt_stop_events(&o->view); /* it would be an event for each page */
@@ -84,16 +84,27 @@ static inline void pt_disk_complete(pt_owner *o, uint32_t device)
     pt_stop_events(&o->view);
 }
 
-/* Opens a device with room for `frames` frames. It is empty until its worker reports pages. If it was open before, it
+/* Says that a device stores pages in slots of so many bytes, of which a page may need fewer than its bytes would fill;
+ * 0: of a frame, all of which a page needs. The caller guarantees that the device is closed, and that no slot is larger
+ * than a frame. Returns false if memory is short. */
+static inline bool pt_disk_divide(pt_owner *o, uint32_t device, uint32_t slot_bytes)
+{
+    if (slot_bytes && !o->disk.taken && !(o->disk.taken = calloc(o->view.entry_count, sizeof *o->disk.taken)))
+        return false;
+    o->disk.devices[device].slot_bytes = slot_bytes;
+    return true;
+}
+
+/* Opens a device with room for `slots` slots. It is empty until its worker reports pages. If it was open before, it
  * is closed first. Returns false if memory is short. */
-static inline bool pt_disk_open(pt_owner *o, uint32_t device, uint64_t frames, enum pt_write_rule rule, uint64_t now)
+static inline bool pt_disk_open(pt_owner *o, uint32_t device, uint64_t slots, enum pt_write_rule rule, uint64_t now)
 {
     pt_device *d = &o->disk.devices[device];
     if (d->open)
         pt_disk_close(o, device, now);
     if (!pt_policies_begin(o->kind, o->view.entry_count, o->tenants.count, d->listed))
         return false;
-    d->frames = frames;
+    d->slots = slots;
     d->open = true;
     d->complete = false;
     d->drop_count = 0;
@@ -105,14 +116,14 @@ static inline bool pt_disk_open(pt_owner *o, uint32_t device, uint64_t frames, e
     return true;
 }
 
-/* Reduces the capacity of a device by `frames`, because it has less room than it reported.
+/* Reduces the capacity of a device by `slots`, because it has less room than it reported.
  * Evicts the pages that no longer fit. */
-static inline void pt_disk_shrink(pt_owner *o, uint32_t device, uint64_t frames, uint64_t now)
+static inline void pt_disk_shrink(pt_owner *o, uint32_t device, uint64_t slots, uint64_t now)
 {
     pt_device *d = &o->disk.devices[device];
-    d->frames -= frames < d->frames ? frames : d->frames;
+    d->slots -= slots < d->slots ? slots : d->slots;
     pt_disk_measure(&o->disk, o->view.header);
-    while (d->used_frames + d->ordered_frames > d->frames &&
+    while (d->used_slots + d->ordered_slots > d->slots &&
            pt_disk_evict_one(o, d, (pt_need){PT_EVERYBODY, false}, now))
         ;
     PT_POINT("shrink.evicted");
@@ -158,7 +169,7 @@ static inline bool pt_disk_report(pt_owner *o, const pt_stored *page, uint64_t n
     if (entry != PT_NONE && (pt_tiers(e) & PT_TIER_DISK || e->marks & PT_MARK_ORDERED))
         return pt_device_of(o, entry) == d; /* known already, or being written: a drop would arrive after the write */
     uint32_t tenant = v->spaces[page->space].tenant;
-    if (!pt_disk_make_room(o, d, tenant, pt_frames_for(v, page->size), now))
+    if (!pt_disk_make_room(o, d, tenant, pt_slots_taken(o, d, page->size, page->slots), now))
         return false;
     o->tenants.need = (pt_need){tenant, false};
     bool room = entry != PT_NONE || v->header->free_entry != PT_NONE || pt_evict_wholly(o, now);
@@ -166,8 +177,9 @@ static inline bool pt_disk_report(pt_owner *o, const pt_stored *page, uint64_t n
     if (!room)
         return false; /* the pages that were reported before are colder */
     if (entry == PT_NONE)
-        return pt_make_on_disk(o, &(pt_stored){page->key, page->size, page->space, tick, page->device});
+        return pt_make_on_disk(o, &(pt_stored){page->key, page->size, page->space, tick, page->device, page->slots});
     v->histories[entry].device = page->device;
+    pt_note_slots(o, entry, page->slots);
     pt_put_on_disk(o, entry, tick);
     PT_POINT("report.known");
     pt_relist(o, entry, now);

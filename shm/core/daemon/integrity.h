@@ -32,7 +32,7 @@ typedef struct {
     uint8_t *frame_seen; /* frames that are a page's or on the free list */
     uint8_t *entry_seen; /* bits: PT_SEEN_* */
     struct {
-        uint64_t frames, ordered_frames, pages, used_of[PT_TENANTS], ordered_of[PT_TENANTS];
+        uint64_t slots, ordered_slots, pages, used_of[PT_TENANTS], ordered_of[PT_TENANTS];
     } devices[PT_DEVICES];
     uint64_t tenant_frames[PT_TENANTS];
 } pt_check;
@@ -177,12 +177,13 @@ static void pt_check_tiers(pt_check *c, uint32_t entry, enum pt_state state)
             pt_finding(c->found, "entry %u: its disk flag and the list of device %u disagree", entry, d);
     if (marks & PT_MARK_ORDERED && (state != PT_READABLE || on_disk || pt_list_of(c->owner, entry)))
         pt_finding(c->found, "entry %u: being written out in state %u, tiers %x", entry, (unsigned)state, tiers);
-    uint64_t ordered = marks & PT_MARK_ORDERED ? c->v->entries[entry].frame_count : 0;
-    uint64_t used = on_disk ? pt_frames_for(c->v, c->v->entries[entry].size) : 0;
+    const pt_device *of = &c->owner->disk.devices[device];
+    uint64_t ordered = marks & PT_MARK_ORDERED ? pt_slots_for(c->v->header, of, c->v->entries[entry].size) : 0;
+    uint64_t used = on_disk ? pt_slots_of(c->owner, entry) : 0;
     uint32_t tenant = pt_tenant_of(c->owner, entry) % PT_TENANTS;
-    c->devices[device].ordered_frames += ordered;
+    c->devices[device].ordered_slots += ordered;
     c->devices[device].ordered_of[tenant] += ordered;
-    c->devices[device].frames += used;
+    c->devices[device].slots += used;
     c->devices[device].used_of[tenant] += used;
     c->devices[device].pages += on_disk;
 }
@@ -258,18 +259,18 @@ static void pt_check_disk(pt_check *c)
     uint64_t frames = 0;
     for (uint32_t i = 0; i < PT_DEVICES; i++) {
         const pt_device *d = &c->owner->disk.devices[i];
-        frames += d->used_frames;
-        if (c->devices[i].frames != d->used_frames || c->devices[i].ordered_frames != d->ordered_frames ||
+        frames += pt_frames_of_slots(h, d, d->used_slots);
+        if (c->devices[i].slots != d->used_slots || c->devices[i].ordered_slots != d->ordered_slots ||
             c->devices[i].pages != d->pages)
             pt_finding(
                 c->found,
-                "device %u has %lu pages in %lu frames and %lu are being written, its record says %lu, %lu and %lu", i,
-                (unsigned long)c->devices[i].pages, (unsigned long)c->devices[i].frames,
-                (unsigned long)c->devices[i].ordered_frames, (unsigned long)d->pages, (unsigned long)d->used_frames,
-                (unsigned long)d->ordered_frames);
-        if (d->used_frames + d->ordered_frames > d->frames)
-            pt_finding(c->found, "device %u has room for %lu frames, and more are used or reserved", i,
-                       (unsigned long)d->frames);
+                "device %u has %lu pages in %lu slots and %lu are being written, its record says %lu, %lu and %lu", i,
+                (unsigned long)c->devices[i].pages, (unsigned long)c->devices[i].slots,
+                (unsigned long)c->devices[i].ordered_slots, (unsigned long)d->pages, (unsigned long)d->used_slots,
+                (unsigned long)d->ordered_slots);
+        if (d->used_slots + d->ordered_slots > d->slots)
+            pt_finding(c->found, "device %u has room for %lu slots, and more are used or reserved", i,
+                       (unsigned long)d->slots);
     }
     if (frames != h->disk_used_frames)
         pt_finding(c->found, "%lu frames are on the devices, the header says %lu", (unsigned long)frames,

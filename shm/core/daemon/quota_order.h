@@ -1,7 +1,7 @@
 /* quota_order.h - the page that leaves first, by the quotas of all tenants and by recency. */
 #pragma once
 
-#include "owner.h"
+#include "disk_slots.h"
 
 /* Returns when a page leaves the arena. */
 static inline enum pt_precedence pt_precedence_in_memory(const pt_owner *o, uint32_t entry)
@@ -14,8 +14,8 @@ static inline enum pt_precedence pt_precedence_in_memory(const pt_owner *o, uint
                       o->view.entries[entry].frame_count, t->need);
 }
 
-/* Returns the frames of a device that a tenant has, also those that are reserved for its pages. */
-static inline uint64_t pt_frames_on(const pt_device *d, uint32_t tenant)
+/* Returns the slots of a device that a tenant has, also those that are reserved for its pages. */
+static inline uint64_t pt_slots_on(const pt_device *d, uint32_t tenant)
 {
     return d->used_of[tenant] + d->ordered_of[tenant];
 }
@@ -26,8 +26,8 @@ static inline enum pt_precedence pt_precedence_on_disk(const pt_owner *o, const 
 {
     if (o->tenants.count == 1)
         return PT_LEAVES;
-    uint32_t tenant = pt_tenant_of(o, entry), frames = pt_frames_for(&o->view, o->view.entries[entry].size);
-    return pt_precedence_by(o->tenants.quotas[tenant].disk, pt_frames_on(d, tenant), d->frames, tenant, frames, need);
+    uint32_t tenant = pt_tenant_of(o, entry), slots = pt_slots_of(o, entry);
+    return pt_precedence_by(o->tenants.quotas[tenant].disk, pt_slots_on(d, tenant), d->slots, tenant, slots, need);
 }
 
 static inline pt_candidate pt_coldest_of(const pt_owner *o, pt_policy *list)
@@ -134,8 +134,9 @@ static inline uint32_t pt_protected_on_disk(const pt_owner *o, uint32_t tenant, 
     for (const pt_device *d = o->disk.devices; d < o->disk.devices + PT_DEVICES; d++)
         for (uint32_t other = 1; other < o->tenants.count; other++) {
             pt_bounds share = o->tenants.quotas[other].disk;
-            uint64_t used = pt_frames_on(d, other);
-            enum pt_precedence precedence = pt_precedence_by(share, used, d->frames, other, frames,
+            uint64_t used = pt_slots_on(d, other);
+            uint32_t slots = pt_slots_for(o->view.header, d, frames * o->view.frame_bytes);
+            enum pt_precedence precedence = pt_precedence_by(share, used, d->slots, other, slots,
                                                              (pt_need){tenant, false});
             bits |= (uint32_t)(used && precedence == PT_STAYS) << other;
         }
@@ -151,8 +152,8 @@ static inline bool pt_tenant_spares(const pt_owner *o, const pt_space *s)
     if (!quota->memory.least && !quota->disk.least)
         return true;
     for (const pt_device *d = o->disk.devices; d < o->disk.devices + PT_DEVICES; d++) {
-        on_disk += pt_frames_on(d, tenant);
-        least_on_disk += pt_least_frames(quota->disk, d->frames);
+        on_disk += pt_slots_on(d, tenant) * pt_slot_bytes(o->view.header, d) / frame;
+        least_on_disk += pt_frames_of_slots(o->view.header, d, pt_least_frames(quota->disk, d->slots));
     }
     return o->tenants.frames[tenant] >=
                pt_least_frames(quota->memory, o->view.frame_count) + s->bytes / frame + s->pages &&

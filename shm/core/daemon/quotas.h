@@ -26,8 +26,8 @@ static inline void pt_count_for_tenant(pt_owner *o, uint32_t entry, uint64_t now
         pt_join_tenant(o, entry);
     uint32_t tenant = pt_tenant_of(o, entry);
     o->tenants.frames[tenant] += e->frame_count;
-    d->ordered_of[tenant] += e->marks & PT_MARK_ORDERED ? e->frame_count : 0;
-    d->used_of[tenant] += on_disk ? pt_frames_for(&o->view, e->size) : 0;
+    d->ordered_of[tenant] += e->marks & PT_MARK_ORDERED ? pt_slots_for(o->view.header, d, e->size) : 0;
+    d->used_of[tenant] += on_disk ? pt_slots_of(o, entry) : 0;
     if (on_disk)
         o->kind->add(d->listed[tenant], entry, tick);
     if (listed)

@@ -7,7 +7,7 @@
 static inline void pt_rescue(pt_owner *o, uint32_t entry, uint64_t tick)
 {
     const pt_entry *e = &o->view.entries[entry];
-    pt_stored page = {e->key, e->size, e->space, tick, o->view.histories[entry].device};
+    pt_stored page = {e->key, e->size, e->space, tick, o->view.histories[entry].device, pt_slots_of(o, entry)};
     pt_take_off_disk(o, entry);
     PT_POINT("rescue.taken");
     if (!pt_make_on_disk(o, &page))

@@ -124,7 +124,8 @@ static inline uint32_t pt_start_writes(pt_owner *o, uint32_t device, uint64_t fr
         uint32_t entry = pt_choose_unwritten(o, shut, now), tenant = entry == PT_NONE ? 0 : pt_tenant_of(o, entry);
         if (entry == PT_NONE)
             break;
-        if (!pt_disk_make_room(o, d, tenant, o->view.entries[entry].frame_count, now)) {
+        uint32_t slots = pt_slots_for(o->view.header, d, o->view.entries[entry].size);
+        if (!pt_disk_make_room(o, d, tenant, slots, now)) {
             shut |= 1u << tenant;
             continue;
         }
@@ -134,8 +135,9 @@ static inline uint32_t pt_start_writes(pt_owner *o, uint32_t device, uint64_t fr
         o->view.entries[entry].marks |= PT_MARK_ORDERED;
         /* The room is reserved now: writes in progress count against the cap of the device as pages on disk do. */
         o->view.histories[entry].device = (uint8_t)device;
-        d->ordered_frames += o->view.entries[entry].frame_count;
-        d->ordered_of[tenant] += o->view.entries[entry].frame_count;
+        pt_note_slots(o, entry, 0);
+        d->ordered_slots += slots;
+        d->ordered_of[tenant] += slots;
         used += o->view.entries[entry].frame_count;
         entries[count++] = entry;
         PT_POINT("order.marked");
@@ -150,6 +152,13 @@ enum pt_write_result {
     PT_WRITE_AGAIN = 3, /* no write was attempted */
 };
 
+/* Notes how many slots a page takes whose write ends next. */
+static inline void pt_note_written(pt_owner *o, uint32_t entry, uint32_t slots)
+{
+    if (entry < o->view.entry_count && o->view.entries[entry].marks & PT_MARK_ORDERED)
+        pt_note_slots(o, entry, slots);
+}
+
 /* Ends a write. `order` is its position among the writes that end together: the first is the
  * first to be evicted from the disk. */
 static inline void pt_end_write(pt_owner *o, uint32_t entry, enum pt_write_result result, uint64_t now, uint32_t order)
@@ -160,8 +169,9 @@ static inline void pt_end_write(pt_owner *o, uint32_t entry, enum pt_write_resul
         return;
     /* The reserved room is returned first. A page that was written takes it again as a page on disk. */
     e->marks &= (uint8_t)~PT_MARK_ORDERED;
-    pt_device_of(o, entry)->ordered_frames -= e->frame_count;
-    pt_device_of(o, entry)->ordered_of[pt_tenant_of(o, entry)] -= e->frame_count;
+    uint32_t slots = pt_slots_for(o->view.header, pt_device_of(o, entry), e->size);
+    pt_device_of(o, entry)->ordered_slots -= slots;
+    pt_device_of(o, entry)->ordered_of[pt_tenant_of(o, entry)] -= slots;
     PT_POINT("order.unmarked");
     if (result == PT_WRITE_DONE && pt_device_of(o, entry)->open) {
         pt_put_on_disk(o, entry, now + order);

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from pagetier.tiers.capacity import StoreName
+from disk_stores import StoreKind
 
 PAGE: Final = 4096
 _HEAD: Final = 16
@@ -37,9 +37,10 @@ class Part(StrEnum):
 
 
 _OF_VALUES: Final = {Part.FRAMES_BRANCH, Part.FRAMES_LEAF, Part.VALUE_HEAD, Part.VALUE}
-PARTS: Final[dict[StoreName, list[Part]]] = {
+PARTS: Final[dict[StoreKind, list[Part]]] = {
     "lmdb": [part for part in Part if part is not Part.SLOT],
     "files": [part for part in Part if part not in _OF_VALUES],
+    "compressed": [part for part in Part if part not in _OF_VALUES],
 }
 """The kinds of pages that each store has."""
 

@@ -16,9 +16,9 @@ import msgspec
 from disk_corruption.corruptions import Damage, Harm, IntactFile
 from disk_corruption.file_anatomy import PARTS, Anatomy, Part
 from disk_corruption.verdicts import Moment, Seen, lived
+from disk_stores import StoreKind
 from file_changes import write_at
 from oracle.checker import Kind, Violation
-from pagetier.tiers.capacity import StoreName
 from power_loss.trials import Tally, Wanted, in_a_child, main, make_mistake, try_all
 from power_loss.workload import RecordedTier, Terms
 
@@ -50,7 +50,7 @@ class Runs:
         data = (self._whole / DATA).read_bytes()
         length = int.from_bytes(older.said[:8], "little")
         self._files = {DATA: IntactFile(data, older.said[8 : 8 + length], Anatomy(data))}
-        if self._store == "files":
+        if self._store != "lmdb":
             self._files[FRAMES] = IntactFile((self._whole / FRAMES).read_bytes(), older.said[8 + length :])
 
     def _made(self) -> bytes:
@@ -63,7 +63,7 @@ class Runs:
         recorded.sync()
         data = (self._whole / DATA).read_bytes()
         older = len(data).to_bytes(8, "little") + data
-        older += (self._whole / FRAMES).read_bytes() if self._store == "files" else b""
+        older += (self._whole / FRAMES).read_bytes() if self._store != "lmdb" else b""
         recorded.turn_over(6)
         recorded.close()
         return older
@@ -115,7 +115,7 @@ class Runs:
         state.write_text(json.dumps(json.loads(state.read_bytes()) | fields))
 
 
-def planned(count: int, store: StoreName) -> Iterator[Damage]:
+def planned(count: int, store: StoreKind) -> Iterator[Damage]:
     """Yields damages of all kinds on pages of all kinds that a store has, in turn."""
     kinds = itertools.cycle(itertools.product(Harm, PARTS[store]))
     for number, (harm, part) in enumerate(itertools.islice(kinds, count)):

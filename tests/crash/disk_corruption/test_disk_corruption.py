@@ -15,10 +15,10 @@ import pytest
 
 from disk_corruption.corruptions import Damage, Harm, IntactFile
 from disk_corruption.file_anatomy import PAGE, PARTS, Anatomy, Part
+from disk_stores import StoreKind
 from file_changes import flip_bit, write_at
 from pagetier.shm.protocol import BUILD
 from pagetier.tiers.base import ReadOutcome, TierError
-from pagetier.tiers.capacity import StoreName
 from pagetier.tiers.disk import file_format
 from pagetier.tiers.lmdb.count import miscounted
 from power_loss.trials import Tally, Wanted, results
@@ -47,7 +47,7 @@ def tried(count: int, **more: Any) -> Tally:
 
 @each_store
 def test_a_damaged_tier_serves_exact_bytes_or_misses_and_still_works(
-    store: StoreName, record_property: Callable[[str, object], None]
+    store: StoreKind, record_property: Callable[[str, object], None]
 ) -> None:
     tally = tried(DAMAGES, terms=Terms(cap=0, store=store))
     assert tally.violations == []
@@ -64,7 +64,7 @@ def test_a_transaction_that_fails_from_unreported_damage_ends_the_worker() -> No
 
 
 @each_store
-def test_a_tier_that_verifies_no_checksum_is_found(store: StoreName) -> None:
+def test_a_tier_that_verifies_no_checksum_is_found(store: StoreKind) -> None:
     assert tried(400, terms=Terms(cap=0, store=store), mistake="verifies no checksum", violations=1, seed=1).violations
 
 

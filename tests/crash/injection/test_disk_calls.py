@@ -12,10 +12,10 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
+from disk_stores import STORE_KINDS, StoreKind, settings_of
 from eventually import eventually
 from injection import disk_operations, lifecycle_operations
 from injection.call_cases import Part, call_cases
@@ -28,7 +28,6 @@ from injection.operation import Operation
 from injection.scene import InjectionScene
 from injection.sweep import EVERYTHING, record, sweep
 from injection.verdicts import check_engines
-from pagetier.tiers.capacity import StoreName
 
 # All that a worker does with its disk, and whether it is always tested.
 SCENARIO: dict[type[Operation], bool] = {
@@ -58,7 +57,7 @@ def parts_of(kind: type[Operation]) -> list[Part]:
 
 CASES = [
     pytest.param(kind, part, store, id=f"{kind.__name__}-{at}-{store}")
-    for store in get_args(StoreName)
+    for store in STORE_KINDS
     for kind in SCENARIO
     for at, part in enumerate(parts_of(kind))
 ]
@@ -75,7 +74,7 @@ def test_disk_calls_that_go_wrong_break_no_promise(
     on: Stage,
     kind: type[Operation],
     part: Part,
-    store: StoreName,
+    store: StoreKind,
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
@@ -84,8 +83,8 @@ def test_disk_calls_that_go_wrong_break_no_promise(
     The number of calls of a batch varies, so a late one may not be made; on a machine with more load than cores, less
     than half of a part's cases were reached.
     """
-    flags: tuple[str, ...] = ("--set", f"disk.stop_timeout={STOP_S}s", "--set", f"disk.store={store}")
-    if kind is disk_operations.FillDisk and store == "files":
+    flags: tuple[str, ...] = ("--set", f"disk.stop_timeout={STOP_S}s", *settings_of(store))
+    if kind is disk_operations.FillDisk and store != "lmdb":
         flags += ("--disk-size", disk_operations.SMALL_IN_FILES)
     swept = sweep(on, kind, tmp_path, flags, lambda scene: part.of(call_cases(record(scene, kind).calls)))
     record_property("swept", [swept.cases, [f"{kind.__name__}: {case}" for case in swept.missed]])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from pagetier.tiers.capacity import StoreName
+from disk_stores import StoreKind
 from power_loss import mutants
 from power_loss.reopening import PageReader, after_a_restart
 from power_loss.workload import FRAME, NUMBERS, TERMS, RecordedTier
@@ -46,7 +46,7 @@ def main() -> None:
     folder, boot, numbers, mistake, store = sys.argv[1:]
     mutants.make(mistake)
     after_a_restart(Path(boot))
-    recorded = RecordedTier(Path(folder), FIRST_PAGE, msgspec.convert(store, StoreName))
+    recorded = RecordedTier(Path(folder), FIRST_PAGE, msgspec.convert(store, StoreKind))
     recorded.say("storing", msgspec.json.decode(Path(numbers).read_bytes(), type=list[int]))
     recorded.open(TERMS)
     reader = PageReader(recorded.tier, FRAME)

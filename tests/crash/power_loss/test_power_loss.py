@@ -7,14 +7,14 @@ from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from random import Random
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from disk_daemon import FRAME, write_through
+from disk_stores import STORE_KINDS, StoreKind, settings_of
 from oracle.journal import Journal
 from oracle.witness import Witness
-from pagetier.tiers.capacity import StoreName
 from power_loss.disk_model import History
 from power_loss.losses import Way, choose, choose_names
 from power_loss.mutants import MISTAKES
@@ -30,14 +30,15 @@ STATES = 6000 if ALL else 80
 AGAIN = 1500 if ALL else 40
 OF_A_DAEMON = 600 if ALL else 20
 LONG_S = 7200 if ALL else 300
-STORES: tuple[StoreName, ...] = get_args(StoreName)
 Recorder = Callable[[str, object], None]
-each_store = pytest.mark.parametrize("store", STORES)
+each_store = pytest.mark.parametrize("store", STORE_KINDS)
 # Bugs of a tier while it is recorded, and bugs of a tier that opens the remains.
-OF_WRITERS: list[tuple[str, StoreName]] = [
-    *product(("reports a sync without syncing", "marks its files dirty in memory only"), STORES),
+OF_WRITERS: list[tuple[str, StoreKind]] = [
+    *product(("reports a sync without syncing", "marks its files dirty in memory only"), STORE_KINDS),
     ("syncs no bytes of frames", "files"),
+    ("syncs no bytes of frames", "compressed"),
     ("writes records before bytes", "files"),
+    ("writes records before bytes", "compressed"),
 ]
 # A death of the process alone finds it, as it replaces a page: its old bytes would still be there.
 WAYS_OF_WRITERS = {"writes records before bytes": Way.NOTHING_LOST}
@@ -47,14 +48,14 @@ TOO_EARLY = "discards unsound parts after it marked them as clean"
 pytestmark = pytest.mark.skipif(not can_record(), reason="no compiler for the recorder is installed")
 
 
-def recorded_stream(folder: Path, store: StoreName, lives: tuple[str, ...] = tuple(LIVES), mistake: str = "") -> Path:
+def recorded_stream(folder: Path, store: StoreKind, lives: tuple[str, ...] = tuple(LIVES), mistake: str = "") -> Path:
     """Records the workload of a tier in folder/tier and returns the stream."""
     for life in lives:
         record("power_loss.workload", folder / "tier", folder / "stream", life, mistake, store)
     return folder / "stream"
 
 
-def tried(stream: Path, store: StoreName, count: int, module: str = "power_loss.runs", **more: Any) -> Tally:
+def tried(stream: Path, store: StoreKind, count: int, module: str = "power_loss.runs", **more: Any) -> Tally:
     """Runs this many power losses and returns the results."""
     more = {"terms": Terms(cap=TERMS.cap, store=store)} | more
     paths = {"stream": str(stream), "folder": str(stream.with_name("tier"))}
@@ -63,7 +64,7 @@ def tried(stream: Path, store: StoreName, count: int, module: str = "power_loss.
 
 
 @each_store
-def test_the_recorder_records_all_changes(tmp_path: Path, store: StoreName) -> None:
+def test_the_recorder_records_all_changes(tmp_path: Path, store: StoreKind) -> None:
     """The stream leads to the existing files, except for the lock files, which are mapped and always rebuilt."""
     folder = tmp_path.resolve()
     events = read_stream(recorded_stream(folder, store))
@@ -77,7 +78,7 @@ def test_the_recorder_records_all_changes(tmp_path: Path, store: StoreName) -> N
 
 
 @each_store
-def test_exact_bytes_or_a_miss(tmp_path: Path, store: StoreName, record_property: Recorder) -> None:
+def test_exact_bytes_or_a_miss(tmp_path: Path, store: StoreKind, record_property: Recorder) -> None:
     """Every kind of end occurs, the rarest about five times in 80 losses: it may take a few more."""
     stream = recorded_stream(tmp_path.resolve(), store)
     lacking = {"as it was left", "proven sound", "rebuilt", "rebuilt in part"}
@@ -95,20 +96,20 @@ def test_exact_bytes_or_a_miss(tmp_path: Path, store: StoreName, record_property
 
 
 @pytest.mark.parametrize(("mistake", "store"), OF_WRITERS)
-def test_a_tier_that_does_not_sync_is_found(tmp_path: Path, mistake: str, store: StoreName) -> None:
+def test_a_tier_that_does_not_sync_is_found(tmp_path: Path, mistake: str, store: StoreKind) -> None:
     stream = recorded_stream(tmp_path.resolve(), store, ("fill",), mistake)
     assert tried(stream, store, 400, violations=1, seed=1, way=WAYS_OF_WRITERS.get(mistake)).violations
 
 
 @pytest.mark.parametrize(("mistake", "way"), OF_OPENERS.items())
 @each_store
-def test_a_tier_that_trusts_its_files_is_found(tmp_path: Path, mistake: str, way: Way, store: StoreName) -> None:
+def test_a_tier_that_trusts_its_files_is_found(tmp_path: Path, mistake: str, way: Way, store: StoreKind) -> None:
     stream = recorded_stream(tmp_path.resolve(), store, ("fill",))
     assert tried(stream, store, 400, violations=1, seed=1, mistake=mistake, way=way).violations
 
 
 @each_store
-def test_a_recovery_may_be_interrupted(tmp_path: Path, store: StoreName, record_property: Recorder) -> None:
+def test_a_recovery_may_be_interrupted(tmp_path: Path, store: StoreKind, record_property: Recorder) -> None:
     """A recovery is interrupted by a death at any call of the opening, or by another power loss."""
     tally = tried(recorded_stream(tmp_path.resolve(), store), store, AGAIN, "power_loss.crash_in_recovery")
     assert tally.violations == []
@@ -130,14 +131,14 @@ def test_every_bug_is_tested() -> None:
 
 @each_store
 def test_power_losses_of_a_real_worker_break_no_promise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: StoreName
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: StoreKind
 ) -> None:
     """Records the worker of a real daemon to which an engine stores."""
     folder = tmp_path.resolve()
     for name, value in recording(folder / "tier", folder / "stream").items():
         monkeypatch.setenv(name, value)
     pages = namespace().keys(range(16 * 40))
-    with write_through("--set", f"disk.store={store}", disk=folder / "tier") as daemon:
+    with write_through(*settings_of(store), disk=folder / "tier") as daemon:
         monkeypatch.undo()
         with daemon.client() as client, Journal(folder / "witness.journal") as journal:
             witness = Witness(client, journal, SEED, FRAME - 8)

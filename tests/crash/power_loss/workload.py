@@ -15,13 +15,12 @@ from typing import Final
 
 import msgspec
 
+from disk_stores import StoreKind, open_kind
 from oracle.page_contents import content
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import NO_ROOM, Outgoing
-from pagetier.tiers.capacity import StoreName
 from pagetier.tiers.disk.store import DiskStore
-from pagetier.tiers.worker.open_store import open_store
 from power_loss import mutants
 from store_pages import aligned
 
@@ -35,11 +34,11 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     cap: int
     frame: int = FRAME
     environments: int = 2
-    store: StoreName = "lmdb"
+    store: StoreKind = "lmdb"
 
     def opened(self, folder: Path) -> DiskStore:
         """Returns the opened tier. Raises TierError."""
-        return open_store(self.store, folder, self.cap, self.frame, self.environments)
+        return open_kind(self.store, folder, self.cap, self.frame, self.environments)
 
 
 def key_of(number: int) -> bytes:
@@ -62,7 +61,7 @@ _SIZES: Final = (3 * FRAME - 7, FRAME, 5000, 9 * FRAME)
 class RecordedTier:
     """A tier that writes its promises to the stream. Pages are numbered in the order in which they are stored."""
 
-    def __init__(self, folder: Path, first: int = 0, store: StoreName = "lmdb") -> None:
+    def __init__(self, folder: Path, first: int = 0, store: StoreKind = "lmdb") -> None:
         self._folder = folder
         self._store = store
         self._next = first
@@ -194,7 +193,7 @@ def main() -> None:
     folder, life, mistake, store = sys.argv[1:]
     mutants.make(mistake)
     first = _PAGES_OF_A_LIFE * list(LIVES).index(life)
-    LIVES[life](RecordedTier(Path(folder), first, msgspec.convert(store, StoreName)))
+    LIVES[life](RecordedTier(Path(folder), first, msgspec.convert(store, StoreKind)))
     os._exit(0)
 
 

@@ -6,14 +6,14 @@ import random
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final
 
 import msgspec
 import numpy as np
 
+from disk_stores import STORE_KINDS, StoreKind, settings_of
 from pagetier.client import Keys
 from pagetier.shm._core import SLOTS
-from pagetier.tiers.capacity import StoreName
 from running_daemon import namespace
 from store_servers import with_parameters
 
@@ -24,7 +24,6 @@ SMALL, LARGE = 11_008, 300_000
 
 FLEET_TIMEOUT_S: Final = 2.0
 POLICIES: Final = ("lru", "cadence")
-STORES: Final[tuple[StoreName, ...]] = get_args(StoreName)
 
 _PAGE_TOKENS: Final = 4
 _SHARED: Final = 3
@@ -55,7 +54,7 @@ class SimulatedScene(msgspec.Struct, frozen=True, kw_only=True):
         fleet: The kind of store that two hosts share, "folder" or "s3"; "": one host without a fleet.
         fleet_url: The URL of that store.
         policy: evict.policy; "": drawn by the seed of the run.
-        store: disk.store; None: drawn by the seed of the run.
+        store: The store of the disk tier; None: drawn by the seed of the run.
         role: The role of engines of one process, "engine", "busy engine" or "fleet engine".
         engines: The number of engines of one process.
         rank_engines: The number of engines with ranks.
@@ -88,7 +87,7 @@ class SimulatedScene(msgspec.Struct, frozen=True, kw_only=True):
     fleet: str = ""
     fleet_url: str = ""
     policy: str = ""
-    store: StoreName | None = None
+    store: StoreKind | None = None
     role: str = "engine"
     engines: int = 3
     rank_engines: int = 2
@@ -114,7 +113,7 @@ class SimulatedScene(msgspec.Struct, frozen=True, kw_only=True):
         if self.disk:
             folders = ",".join(str(disk / str(number)) for number in range(self.devices))
             flags += [f"--disk-path={folders}", f"--disk-size={self.disk // self.devices}"]
-            flags += [f"--set=disk.write={self.disk_write}", f"--set=disk.store={self.store}"]
+            flags += [f"--set=disk.write={self.disk_write}", *settings_of(self.store or "files")]
             flags += ["--constant=disk.environments=2", "--set=disk.stop_timeout=1ms"]
         if self.fleet_url:
             flags += [
@@ -130,7 +129,7 @@ class SimulatedScene(msgspec.Struct, frozen=True, kw_only=True):
         Of three consecutive seeds, one draws another policy than the others.
         """
         policy, devices = POLICIES[seed.bit_count() % len(POLICIES)], random.Random(seed).randint(1, 3)
-        store = self.store or STORES[seed % len(STORES)]
+        store = self.store or STORE_KINDS[seed % len(STORE_KINDS)]
         return msgspec.structs.replace(self, policy=self.policy or policy, store=store, devices=devices)
 
     def pick(self, rng: random.Random, newest: int) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pagetier.daemon.config.address import Address
+from pagetier.daemon.config.disk_capacity import frames_of_disk
 from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.id_ranges import IdRange
 from pagetier.daemon.config.loader import Config, ConfigReader, fields, load
@@ -41,6 +42,7 @@ TYPED = {
     "disk.size": ("3GiB", (3 << 30,)),
     "disk.write": ("second", "second"),
     "disk.store": ("lmdb", "lmdb"),
+    "disk.compress": ("on", "on"),
     "disk.budget": ("1.5T", 3 << 39),
     "disk.sync": ("1m", 60.0),
     "disk.stop_timeout": ("5s", 5.0),
@@ -201,6 +203,9 @@ def test_an_empty_list_can_override_a_full_one(file: Path) -> None:
 def test_the_index_has_room_for_memory_and_disk() -> None:
     flags: dict[str, str | None] = {"arena.size": "1MiB", "arena.frame_size": "64KiB", "disk.path": "/x"}
     assert load(None, {}, flags | {"disk.size": "64MiB"}).entries == 16 + 1024
+    compressed = load(None, {}, flags | {"disk.size": "64MiB", "disk.compress": "on"})
+    assert compressed.entries == 16 + 1024 + 512
+    assert frames_of_disk(compressed) * 3 // 2 <= compressed.entries, "no codec needs less than two thirds of a page"
 
 
 def test_the_arena_is_rounded_down_to_whole_frames() -> None:

@@ -214,6 +214,10 @@ MANY = ",".join(f"/n{number}" for number in range(DISK_DEVICES + 1))
         ({"disk.path": MANY, "disk.size": "1G"}, ["disk-path", f"at most {DISK_DEVICES}"]),
         (DISK, ["disk.size = 1MiB", "arena.frame_size = 1MiB"]),
         (DISK | IN_4K | {"disk.size": "500KiB"}, ["disk.size", "at least 2MiB"]),
+        (
+            DISK | {"disk.size": "1GiB", "disk.store": "lmdb", "disk.compress": "on"},
+            ["disk.compress = on", "disk.store = lmdb", "set disk.store to files"],
+        ),
         (DISK | {"disk.size": "65TiB"}, ["disk.size", "at most 64TiB"]),
         (DISK | IN_4K | {"disk.size": "8TiB", "index.entries": "0"}, ["disk.size", "4KiB"]),
         ({"remote.url": "ftp://host/x"}, ["remote.url", "s3://"]),
@@ -239,6 +243,7 @@ def test_settings_that_do_not_fit_each_other_are_all_named(flags: dict[str, str]
         {"access.authorize_by": "socket", "access.users": ""},
         {"disk.path": "", "disk.size": "0"},
         DISK | IN_4K | {"disk.size": "2MiB"},
+        DISK | IN_4K | {"disk.size": "2MiB", "disk.compress": "on"},
         DISK | IN_4K | {"disk.size": "8TiB", "index.entries": "1000000"},
         {"remote.url": "mooncake://10.0.0.1:50051?trusted=yes"},
     ],

@@ -222,4 +222,4 @@ def test_the_cap_holds_while_the_tier_is_read(scene: Scene) -> None:
     for part in parts:
         scene.devices[0].hear(part)
         usage = scene.owner.disk_device(0)
-        assert usage.used_frames <= usage.frames == frames // 2
+        assert usage.used_slots <= usage.slots == frames // 2

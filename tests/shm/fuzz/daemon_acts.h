@@ -181,7 +181,7 @@ static inline void disk_shrinks(place *p)
 {
     const pt_device *d = &p->owner.disk.devices[turn_of_device(p)];
     pt_disk_shrink(&p->owner, turn_of_device(p), choose(&p->choices, 8), pt_now_ns());
-    if (d->used_frames + d->ordered_frames > d->frames)
+    if (d->used_slots + d->ordered_slots > d->slots)
         pt_disk_close(&p->owner, turn_of_device(p), pt_now_ns());
 }
 
@@ -209,7 +209,7 @@ static inline void disk_report(place *p)
     uint8_t key[PT_KEY_BYTES];
     for (uint32_t left = 1 + choose(&p->choices, 16); left && p->owner.disk.open; left--) {
         uint32_t id = choose_id(p);
-        pt_stored page = {key, page_size(id), choose(&p->choices, SPACES), 0, (uint8_t)turn_of_device(p)};
+        pt_stored page = {key, page_size(id), choose(&p->choices, SPACES), 0, (uint8_t)turn_of_device(p), 0};
         page.tick = choose_one_in(&p->choices, 4) ? choose_odd(&p->choices) : pt_now_ns();
         page_key(id, key);
         pt_disk_report(&p->owner, &page, pt_now_ns());

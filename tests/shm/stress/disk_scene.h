@@ -31,7 +31,7 @@ static inline bool report_on(scene *s, uint8_t device, const char *name, uint64_
 {
     uint8_t key[PT_KEY_BYTES];
     key_of(name, key);
-    bool taken = pt_disk_report(&s->owner, &(pt_stored){key, size, 0, tick, device}, later(s));
+    bool taken = pt_disk_report(&s->owner, &(pt_stored){key, size, 0, tick, device, 0}, later(s));
     expect_sound(&s->owner, "after a report");
     return taken;
 }

@@ -111,7 +111,7 @@ static void exchange_disk(pt_owner *o, rng *r)
     for (uint32_t id = 1; id <= IDS; id += 1 + rng_below(r, 8)) {
         uint8_t key[PT_KEY_BYTES];
         page_key(id, key);
-        pt_disk_report(o, &(pt_stored){key, page_size(id), page_space(id), pt_now_ns(), 0}, pt_now_ns());
+        pt_disk_report(o, &(pt_stored){key, page_size(id), page_space(id), pt_now_ns(), 0, 0}, pt_now_ns());
     }
     o->disk.devices[0].drop_count = 0;
     pt_disk_complete(o, 0);

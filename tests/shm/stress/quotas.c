@@ -22,7 +22,7 @@ static uint64_t least_of(trial *t, uint32_t tenant)
 {
     return pt_least_frames(owner(t)->tenants.quotas[tenant].memory, owner(t)->view.frame_count);
 }
-static uint64_t on_device(trial *t, uint32_t tenant) { return pt_frames_on(owner(t)->disk.devices, tenant); }
+static uint64_t on_device(trial *t, uint32_t tenant) { return pt_slots_on(owner(t)->disk.devices, tenant); }
 
 static bool disk_is_busy(trial *t)
 {
@@ -52,7 +52,7 @@ static void expect_minimums(trial *t, uint32_t asked, const char *when)
     for (uint32_t tenant = 0; tenant < o->tenants.count; tenant++) {
         uint64_t now = o->tenants.frames[tenant], least = least_of(t, tenant);
         uint64_t disk = on_device(t, tenant);
-        uint64_t least_there = pt_least_frames(o->tenants.quotas[tenant].disk, o->disk.devices->frames);
+        uint64_t least_there = pt_least_frames(o->tenants.quotas[tenant].disk, o->disk.devices->slots);
         if (asked >> tenant & 1)
             continue;
         if (now < t->before[tenant] && now < least)
@@ -177,7 +177,7 @@ static void write_one(trial *t)
         return;
     uint32_t tenant = pt_tenant_of(o, entry);
     expect_minimums(t, earlier[tenant] | 1u << tenant, "after an order");
-    uint64_t most = pt_most_frames(o->tenants.quotas[tenant].disk, o->disk.devices->frames);
+    uint64_t most = pt_most_frames(o->tenants.quotas[tenant].disk, o->disk.devices->slots);
     if (on_device(t, tenant) > most && on_device(t, tenant) > t->on_disk[tenant])
         finding("tenant %u has %lu frames on disk, of at most %lu", tenant, (unsigned long)on_device(t, tenant),
                 (unsigned long)most);
@@ -220,7 +220,7 @@ static void shrink(trial *t)
 {
     const pt_device *d = owner(t)->disk.devices;
     pt_disk_shrink(owner(t), 0, rng_below(&t->random, 8), later(&t->s));
-    if (d->used_frames + d->ordered_frames > d->frames)
+    if (d->used_slots + d->ordered_slots > d->slots)
         pt_disk_close(owner(t), 0, later(&t->s));
 }
 
@@ -299,11 +299,11 @@ static void keep_a_large_page(void)
     uint32_t entry;
     key_of("large", key);
     EXPECT(pt_disk_open(&s.owner, 0, 8, PT_WRITE_THROUGH, later(&s)));
-    EXPECT(pt_disk_report(&s.owner, &(pt_stored){key, 3 * FRAME, 1, NOON, 0}, later(&s)));
+    EXPECT(pt_disk_report(&s.owner, &(pt_stored){key, 3 * FRAME, 1, NOON, 0, 0}, later(&s)));
     EXPECT(pt_set_quotas(&s.owner, quotas, SPACES, tenants, later(&s)));
     pt_answer other = ask(&s, &s.one, "other", 6 * FRAME, 0, 1);
     EXPECT(finish(&s, &other, 0));
-    EXPECT(!order(&s, 1, &entry) && pt_frames_on(s.owner.disk.devices, 1) == 3);
+    EXPECT(!order(&s, 1, &entry) && pt_slots_on(s.owner.disk.devices, 1) == 3);
     pt_disk_close(&s.owner, 0, later(&s));
     scene_end(&s);
 }
@@ -320,13 +320,13 @@ static void keep_the_minimum_on_disk(void)
     EXPECT(pt_set_quotas(&s.owner, quotas, SPACES, tenants, later(&s)));
     for (uint32_t i = 0; i < 3; i++)
         key_of((char[]){(char)('a' + i), 0}, keys[i]);
-    EXPECT(pt_disk_report(&s.owner, &(pt_stored){keys[0], FRAME, 1, NOON, 0}, later(&s)));
-    EXPECT(pt_disk_report(&s.owner, &(pt_stored){keys[1], FRAME, 2, NOON + 1, 0}, later(&s)));
+    EXPECT(pt_disk_report(&s.owner, &(pt_stored){keys[0], FRAME, 1, NOON, 0, 0}, later(&s)));
+    EXPECT(pt_disk_report(&s.owner, &(pt_stored){keys[1], FRAME, 2, NOON + 1, 0, 0}, later(&s)));
     pt_request r = request(&s, &s.one);
     r.space = 2;
     pt_answer a = reserve_page(&s.owner, &r, keys[2], FRAME);
     EXPECT(finish(&s, &a, 0) && order(&s, 1, &entry) == 1 && entry == a.entry);
-    EXPECT(pt_frames_on(s.owner.disk.devices, 1) == 1 && pt_frames_on(s.owner.disk.devices, 2) == 1);
+    EXPECT(pt_slots_on(s.owner.disk.devices, 1) == 1 && pt_slots_on(s.owner.disk.devices, 2) == 1);
     end_order(&s, entry, PT_WRITE_DONE);
     pt_disk_close(&s.owner, 0, later(&s));
     scene_end(&s);

@@ -74,12 +74,15 @@ static inline uint64_t tier_tick(rng *r, uint64_t now)
     return kind == 0 ? UINT64_MAX - rng_below(r, 8) : kind == 1 ? rng_below(r, 8) : now - rng_below(r, 10000000);
 }
 
+/* Returns the slots of a page: 0 if they follow from its bytes, or more than these fill. */
+static inline uint32_t tier_slots(rng *r) { return rng_below(r, 4 * PAGE_MAX / FRAME + 2); }
+
 static inline void tier_report(const tier *t, pt_owner *o, rng *r)
 {
     uint64_t now = pt_now_ns();
     uint8_t key[PT_KEY_BYTES];
     for (uint32_t n = rng_below(r, PAGES), left = PAGES; left; left--, n = (n + 1) % PAGES) {
-        pt_stored page = {key, t->bytes[n], page_space(id_of(n)), tier_tick(r, now), t->device};
+        pt_stored page = {key, t->bytes[n], page_space(id_of(n)), tier_tick(r, now), t->device, tier_slots(r)};
         page_key(id_of(n), key);
         if (!page.size)
             continue;
@@ -96,6 +99,9 @@ static inline void tier_open(tier *t, pt_owner *o, rng *r)
     t->opened++;
     if (rng_one_in(r, 2))
         tier_exchange(t, r);
+    pt_disk_close(o, t->device, pt_now_ns());
+    if (!pt_disk_divide(o, t->device, rng_one_in(r, 2) ? FRAME / 4 : 0))
+        finding("memory is short");
     pt_disk_open(o, t->device, rng_below(r, 2 * FRAMES), (enum pt_write_rule)rng_below(r, 3), pt_now_ns());
     tier_report(t, o, r);
     expect_sound(o, "after the disk came");
@@ -116,7 +122,7 @@ static inline void tier_shrink(tier *t, pt_owner *o, rng *r)
 {
     const pt_device *d = device_of(t, o);
     pt_disk_shrink(o, t->device, rng_below(r, 8), pt_now_ns());
-    if (d->used_frames + d->ordered_frames > d->frames)
+    if (d->used_slots + d->ordered_slots > d->slots)
         tier_close(t, o);
 }
 
@@ -156,6 +162,7 @@ static inline void tier_write(tier *t, pt_owner *o, rng *r)
     t->orders[at] = t->orders[--t->ordered];
     tier_expect_in_place(t, o, &of);
     tier_take_drops(t, o);
+    pt_note_written(o, of.entry, tier_slots(r));
     pt_end_write(o, of.entry, result, pt_now_ns(), at);
     if (result == PT_WRITE_DONE)
         t->bytes[number_of(of.id)] = page_size(of.id);
