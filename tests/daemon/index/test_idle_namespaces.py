@@ -111,6 +111,7 @@ def test_pages_of_a_dropped_namespace_are_not_back_after_a_restart() -> None:
         daemon.kill()
         daemon.open(*AT_ONCE)
         assert eventually(lambda: not daemon.snapshot().tiers.disk.pages), daemon.reported()
+        assert daemon.save().synced  # the worker has dropped them, too
         daemon.kill()
         daemon.open()
         assert eventually(lambda: store(client, "new") == 2)
