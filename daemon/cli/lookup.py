@@ -15,7 +15,7 @@ from pagetier.shm.units import counted
 
 _NO_CHAIN: Final = (
     "no page has these tokens; token IDs name only pages whose keys are pagetier's own chain: pages of vLLM are found"
-    " by its block hashes only (--keys-file)"
+    " by its block hashes only (hashes of POST /v1/lookup), or by keys (--keys-file)"
 )
 
 
