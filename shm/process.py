@@ -177,5 +177,9 @@ def be_child(name: bytes) -> None:
 
 
 def lower_priority() -> None:
-    """Lets the kernel prefer other threads and processes to this thread and those that it starts."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+    """Lets the kernel prefer other threads and processes to this thread and those that it starts.
+
+    A thread of a lower priority keeps it: without CAP_SYS_NICE the kernel refuses to raise it.
+    """
+    thread = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread, max(_NICE, os.getpriority(os.PRIO_PROCESS, thread)))

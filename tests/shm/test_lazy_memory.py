@@ -85,6 +85,22 @@ def test_memory_of_a_file_without_its_name_is_allocated(large: SegmentRequest, *
     arena.unlink(missing_ok=True)
 
 
+@pytest.mark.parametrize("through", list(LazyMemory))
+def test_a_truncated_arena_stays_short(large: SegmentRequest, through: LazyMemory) -> None:
+    """Pages beyond its end are a SIGBUS then. In a file that grew again they would be zeros with a valid key."""
+    segments = take(large)
+    segments.allocate_lazily(through)
+    arena = path_of(large, "arena")
+    length = arena.stat().st_size
+    os.truncate(arena, 0)
+    slot, space = attach(segments.owner, 1), segments.owner.space(bytes(KEY_BYTES), "test", 16, 0, 0)
+    keys, sizes = os.urandom(KEY_BYTES * PAGES), FRAME.to_bytes(8, "little") * PAGES
+    reserve(segments.owner, slot, space, 0, 1, 10**12, keys, sizes)
+    assert arena.stat().st_size == 0
+    os.truncate(arena, length)
+    segments.remove()
+
+
 def test_descriptors_are_closed(large: SegmentRequest) -> None:
     segments = take(large)
     before = open_descriptors().total()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from disk_daemon import FRAMES, write_through
@@ -11,6 +13,17 @@ from keyed_pages import prompt, store
 
 PAGE = 60_000
 LOWER = 10
+
+
+def test_a_process_of_a_low_priority_keeps_it() -> None:
+    """Without CAP_SYS_NICE the kernel refuses to raise it, also for root in a container."""
+    code = "import os\nfrom pagetier.shm.process import lower_priority\nlower_priority()\nprint(os.getpriority(0, 0))"
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    plain = ["setpriv", "--bounding-set", "-sys_nice", "--inh-caps", "-sys_nice"] if os.geteuid() == 0 else []
+    for nice in (0, LOWER - own, 15 - own):
+        command = [*plain, "nice", "-n", str(nice), sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+        assert int(done.stdout) == max(own + nice, LOWER)
 
 
 def threads_of(pid: int) -> list[int]:

@@ -46,12 +46,13 @@ static inline void pt_lazy_end(pt_lazy *l)
 
 /* Allocates bytes of the arena. Through the mapping the kernel follows the advice about it, so it may allocate a huge
  * page, for which fallocate would ignore the advice. Without huge pages fallocate takes half the time: the daemon
- * needs none of the bytes, and so no page table and no fault for each page. */
+ * needs none of the bytes, and so no page table and no fault for each page. A file that was truncated stays short, so
+ * that pages beyond its end are a SIGBUS and not zeros. */
 static inline int pt_lazy_allocate(const pt_lazy *l, const pt_view *v, uint64_t offset, uint64_t bytes)
 {
     uint64_t before = offset % (uint64_t)sysconf(_SC_PAGESIZE); /* in a page that begins in another frame */
     if (l->file >= 0)
-        return fallocate(l->file, 0, (off_t)offset, (off_t)bytes);
+        return fallocate(l->file, FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes);
     return madvise(v->arena + offset - before, before + bytes, MADV_POPULATE_WRITE);
 }
 
