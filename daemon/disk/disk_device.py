@@ -227,7 +227,7 @@ class DiskDevice:
         self.device_bytes += report.disk_bytes
         self.health.wrote(report, write.drops)  # before more is sent: a device that failed is left out
         self._tier.write_behind.wrote(self.number, write, report)
-        self.flushes.done(report.number, report.reason)
+        self.flushes.done(report.number, report.reason if write.drops else "")
         self._tier.backpressure.serve_ready()  # last: pages that were just written may leave for a store
 
     def tidy(self, sync_s: float) -> None:
@@ -262,7 +262,7 @@ class DiskDevice:
         self.send(command)
 
     def drop_flushed(
-        self, flushes: PendingFlushes, digests: Collection[bytes] | None, then: Callable[[str], None]
+        self, flushes: PendingFlushes, digests: Collection[bytes] | None, then: Callable[[str], None], wanted: str = ""
     ) -> None:
         """Drops flushed pages from the device, or remembers them in `flushes` until it is back. See DiskTier.flushed().
 
@@ -270,7 +270,7 @@ class DiskDevice:
         command that drops pages completes the flush.
         """
         if not self.ready:
-            flushes.keep(digests, then)
+            flushes.keep(digests, then, wanted)
             return
         drops = self._owner.disk_drops(self.number)
         if command := self._drop(drops) if drops else self.commands.last_drop:

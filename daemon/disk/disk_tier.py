@@ -254,17 +254,18 @@ class DiskTier:
                 device.send(GetState())
                 device.note()
 
-    def flushed(self, digests: Collection[bytes] | None, then: Callable[[str], None]) -> None:
+    def flushed(self, digests: Collection[bytes] | None, then: Callable[[str], None], wanted: str = "") -> None:
         """Drops flushed pages, which have left the index, from disk.
 
         Args:
             digests: The namespaces of the pages; None for all namespaces.
             then: Called once, soon: with "" when the pages have left the disk, else with the reason why they may still
                 be there. This daemon then drops them as soon as the disk is back, and does not find them before.
+            wanted: What selects the namespaces, also those that a device has not reported yet; "": only the digests.
         """
         answers = Answers(len(self._devices), then)
         for device in self._devices:
-            device.drop_flushed(device.flushes.namespaces, digests, answers.of(device.options.path))
+            device.drop_flushed(device.flushes.namespaces, digests, answers.of(device.options.path), wanted)
 
     def forgotten(self, keys: bytes, then: Callable[[str], None]) -> None:
         """Drops single pages, which have left the index, from disk, as flushed() drops those of namespaces."""

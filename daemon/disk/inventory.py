@@ -102,7 +102,8 @@ class Inventory:
     def _among_namespaces(self, spaces: npt.NDArray[np.uint32]) -> _Mask:
         """Returns for each page whether its namespace was flushed."""
         flushed = self._flushes.namespaces.among
-        gone = [space for space in np.unique(spaces).tolist() if flushed(self._table[space].digest)]
+        named = {space: self._table[space] for space in np.unique(spaces).tolist()}
+        gone = [at for at, space in named.items() if flushed(space.digest, printable(space.name))]
         return np.isin(spaces, gone) if gone else np.zeros(len(spaces), bool)
 
     def _find_room(self, table: Collection[Space]) -> None:

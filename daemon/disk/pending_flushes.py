@@ -17,6 +17,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
+from pagetier.daemon.common.namespaces import means
+
 DROP_TIMEOUT_S: Final = 10.0
 _MOST_PAGES: Final = 1 << 20
 _ALL: Final = b""  # stands for all namespaces; digests are longer
@@ -63,10 +65,21 @@ class PendingFlushes:
         self._most = most
         self._commands: dict[bytes, int] = {}
         self._waiting: dict[int, list[Callable[[str], None]]] = {}
+        self._wanted: set[str] = set()
 
-    def keep(self, digests: Collection[bytes] | None, then: Callable[[str], None]) -> None:
-        """Remembers a flush that no worker can carry out now. `digests` is None for all namespaces."""
+    def keep(self, digests: Collection[bytes] | None, then: Callable[[str], None], wanted: str = "") -> None:
+        """Remembers a flush that no worker can carry out now.
+
+        Args:
+            digests: The namespaces; None for all of them.
+            then: Called at once.
+            wanted: What selects the namespaces, "" if the digests name all that are meant: the device may have others
+                that the index does not know yet.
+        """
         self._note(digests, _NO_COMMAND)
+        self._wanted |= {wanted} - {""}
+        if len(self._wanted) > self._most:
+            self._note(None, _NO_COMMAND)
         then(_AWAY)
 
     def wait(self, digests: Collection[bytes] | None, command: int, then: Callable[[str], None]) -> None:
@@ -85,10 +98,21 @@ class PendingFlushes:
             command: The number of the command.
             reason: Why pages of it are still on disk, or "". The next worker drops these.
         """
-        # A command that failed may have dropped some of its pages. Which ones is unknown, so all are remembered.
-        left = {digest: _NO_COMMAND for digest, number in self._commands.items() if number == command} if reason else {}
-        self._commands = {digest: number for digest, number in self._commands.items() if number != command} | left
-        self._answer(command, f"some flushed pages are still on disk: {reason}" if reason else "")
+        if reason:
+            self._fail(command, f"some flushed pages are still on disk: {reason}")
+        else:
+            self._commands = {digest: number for digest, number in self._commands.items() if number != command}
+            self._answer(command, "")
+
+    def _fail(self, command: int, why: str) -> None:
+        """Remembers all that waits for this command or a later one: the keys of a flush may fill several commands.
+
+        The command may have dropped some of its pages. Which ones is unknown.
+        """
+        failed = [digest for digest, number in self._commands.items() if number >= command]
+        self._commands |= dict.fromkeys(failed, _NO_COMMAND)
+        for number in [number for number in self._waiting if number >= command]:
+            self._answer(number, why)
 
     def lost(self) -> None:
         """Answers all waiting requests: the worker is gone, and its commands with it."""
@@ -98,9 +122,12 @@ class PendingFlushes:
     def again(self, command: int) -> None:
         """Assigns all remaining flushes to `command` of the new worker; 0 if its disk has none of their pages."""
         self._commands = dict.fromkeys(self._commands, command) if command else {}
+        self._wanted = set()  # its inventory has named all namespaces that it has
 
-    def among(self, digest: bytes) -> bool:
-        """Returns whether the pages of the namespace with this digest are flushed."""
+    def among(self, digest: bytes, label: str) -> bool:
+        """Returns whether the pages of the namespace with this digest and this label are flushed."""
+        if digest not in self._commands and any(means(wanted, label, digest) for wanted in self._wanted):
+            self._note([digest], _NO_COMMAND)
         return digest in self._commands or _ALL in self._commands
 
     def digests(self) -> Collection[bytes] | None:

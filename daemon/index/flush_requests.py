@@ -101,6 +101,6 @@ class FlushRequests:
             reply(Flushed(request.number, done.pages, done.kept, done.names, trouble))
 
         if _TIERS.get(request.tier, TierFlag(0)) & TierFlag.DISK:
-            self._disk.flushed(None if request.namespace is None else done.digests, answer)
+            self._disk.flushed(None if request.namespace is None else done.digests, answer, request.namespace or "")
         else:
             answer("")

@@ -13,9 +13,11 @@ from numbered_pages import GEOMETRY, content_of, key_of, keys_of, store
 from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.disk_device import DiskDevice
+from pagetier.daemon.index.flush_requests import FlushRequests
+from pagetier.daemon.index.scan_queue import ScanQueue
 from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES, TierFlag
 from pagetier.shm.page_rows import PAGES_TO_WRITE, STORED_PAGES, StoredPage
-from pagetier.shm.protocol import Space
+from pagetier.shm.protocol import Flush, Flushed, Space
 from pagetier.tiers.base import StoredPages, TierState
 from pagetier.tiers.worker import ordered_pages
 from pagetier.tiers.worker.ordered_pages import OrderedPages
@@ -163,6 +165,21 @@ def test_a_flush_while_the_tier_is_read_drops_all_pages(scene: Scene) -> None:
     assert more == []
     assert scene.written() == {key_of(3)}
     assert answers, "a flush is answered although the disk is being read"
+
+
+@pytest.mark.parametrize("wanted", [SPACE.name, SPACE.digest.hex()])
+def test_a_flush_of_a_namespace_that_is_not_reported_yet_drops_its_pages(
+    scene: Scene, virtual_time: OwnTimeLoop, wanted: str
+) -> None:
+    parts = scene.open(range(4))
+    answers: list[Flushed] = []
+    requests = FlushRequests(scene.owner, scene.tier, ScanQueue(virtual_time))
+    requests.serve(Flush(1, wanted, None), answers.append)
+    assert "leave the disk when it is back" in answers[0].trouble and not answers[0].namespaces
+    hear_all(scene, parts)
+    assert scene.owner.header().disk_pages == 0
+    (drops,) = scene.sent[0]
+    assert isinstance(drops, Write) and sorted(drops.drops) == sorted(keys_of(range(4)))
 
 
 def test_a_flush_is_remembered_until_the_drops_are_reported(scene: Scene) -> None:
