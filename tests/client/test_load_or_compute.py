@@ -219,7 +219,8 @@ def test_a_read_counts_once() -> None:
 
 # --- random worlds ---------------------------------------------------------------------------------------------------
 
-CASES, REQUESTS, FIRST = 10_000, 40, 10
+CASES, REQUESTS, FIRST = 2_000, 40, 10
+SEVERAL = 3  # one case in 20,000 exceeds the limit: more of them than this by chance once in 100,000 runs
 
 
 def random_world(random: np.random.Generator) -> World:
@@ -293,6 +294,6 @@ def test_random_worlds_against_the_better_of_both_in_hindsight() -> None:
         play.run()
         ratios[case] = sum(play.took[FIRST:]) / sum(play.best[FIRST:])
     assert ratios.mean() <= 1.05, ratios.mean()
-    worst = (np.quantile(ratios, 0.9999), ratios.max(), int(ratios.argmax()))
-    assert worst[0] <= 1.3, worst
-    assert worst[1] <= 2.25, worst  # what a read that is given up costs at most
+    slow = np.flatnonzero(ratios > 1.3)
+    assert len(slow) <= SEVERAL, (slow, ratios[slow])
+    assert ratios.max() <= 2.25, int(ratios.argmax())  # what a read that is given up costs at most
