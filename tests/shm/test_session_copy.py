@@ -92,12 +92,16 @@ def test_pages_stored_by_one_session_are_loaded_by_another(world: StridedWorld) 
     assert world.owner.check_integrity() == []
 
 
-@pytest.mark.parametrize("size", [1, 63, 64, 65, 192, 320, FRAME - 1, FRAME, FRAME + 65, 3 * FRAME - 130])
-def test_pages_are_copied_exactly_at_every_alignment(size: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "frame"),
+    [(size, FRAME) for size in (1, 63, 64, 65, 192, 320, FRAME - 1, FRAME, FRAME + 65, 3 * FRAME - 130)]
+    + [(size, 16 * FRAME) for size in (2 * FRAME - 1, 2 * FRAME + 256, 6 * FRAME + 65, 19 * FRAME - 130)],
+)
+def test_pages_are_copied_exactly_at_every_alignment(size: int, frame: int) -> None:
     """Ranges begin and end within cache lines, in the memory and in the page, and nothing beside them is written."""
     numbers = np.random.default_rng(size)
     content, seen = np.zeros(size, np.uint8), np.zeros(size + 256, np.uint8)
-    world = StridedWorld(Shape(page_tokens=48, width=64))
+    world = StridedWorld(Shape(page_tokens=48, width=64), frame)
     entries, serials = world.reserve_pages(1, size)
     for at in range(0, size, 1 if size < 512 else 97):
         piece = numbers.integers(0, 256, min(size - at, int(numbers.integers(1, size + 1))), np.uint8)
