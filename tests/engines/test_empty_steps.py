@@ -69,6 +69,16 @@ def test_answers_send_a_message_where_a_block_begins_and_a_page_where_one_ends(
     assert_nothing_is_left(engine, daemon)
 
 
+@pytest.mark.parametrize("lag", [0, 1])
+def test_the_last_stores_of_the_last_request_end(lag: int, daemon: RunningDaemon, client: Client) -> None:
+    """With asynchronous scheduling its last page has a key only after its last step, so that an idle step sends it."""
+    engine = engine_of("full", daemon, client, lag=lag)
+    engine.submit(1, 2 * BLOCK - 2, answer=3)
+    engine.run()
+    assert engine.worker.planned_stores == 2
+    assert_nothing_is_left(engine, daemon)
+
+
 def test_the_message_of_a_step_without_a_command_is_its_name() -> None:
     data = pickle.dumps(NOTHING_TO_DO, pickle.HIGHEST_PROTOCOL)
     assert pickle.loads(data) is NOTHING_TO_DO

@@ -172,7 +172,11 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         """Does nothing: all layers are stored at the end of the step."""
 
     def wait_for_save(self) -> None:
-        """Begins the stores of the step."""
+        """Begins the stores of the step, but not of an idle one: up to 0.30 vLLM does not call this then."""
+        if not self._step.idle:
+            self._store()
+
+    def _store(self) -> None:
         if (stores := self._step.commands.stores) and self._worker is not None and self._directions.stores:
             self._worker.store(stores)
 
@@ -180,6 +184,8 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         """Returns the requests whose stores have ended and the requests whose loads have ended."""
         if self._worker is None:
             return None, None
+        if self._step.idle:
+            self._store()
         finished = self._finished = self._worker.finished(self._step.idle)
         return set(finished.stored), set(finished.loaded)
 
