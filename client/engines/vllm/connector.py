@@ -247,7 +247,8 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
             return
         self._pending, self._identity = None, pending.identity
         with reported_as_unsupported(log):
-            self._scheduler = pending.open()
+            self._scheduler = half = pending.open()
+            half.caches_sessions = _hashes_sessions_again()
 
     def on_new_request(self, request: Any) -> None:
         """Reads pages on disk and in the fleet while a request waits for its turn."""
@@ -341,3 +342,11 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> PagetierMetrics:
         """Returns the counters for /metrics."""
         return PagetierMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+
+def _hashes_sessions_again() -> bool:
+    """Returns whether vLLM drops the hashes of the tokens that it drops from a session, as from 0.32 on."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    update = getattr(Scheduler, "_update_request_as_session", None)
+    return update is not None and "block_hashes" in update.__code__.co_names

@@ -39,6 +39,10 @@ class PagedGroup(msgspec.Struct, frozen=True):
     blocks: int = 1
     number: int = 0
 
+    def with_salt(self, salt: str) -> PagedGroup:
+        """Returns the group with another salt of its namespace."""
+        return msgspec.structs.replace(self, namespace=msgspec.structs.replace(self.namespace, salt=salt))
+
     @property
     def block_tokens(self) -> int:
         """The tokens of a block."""

@@ -286,7 +286,8 @@ class RequestState:
         for at, group in enumerate(self.groups):
             before = self._keys[at]
             after = self._keys[at] = self._extended(at, hashes, Keys(group.namespace, b""))
-            self.stored[at] = min(self.stored[at], _common_prefix(before, after))  # later pages have other content
+            if not self.is_excluded:
+                self.stored[at] = min(self.stored[at], _common_prefix(before, after))  # later pages have other content
 
     def _extended(self, at: int, hashes: Sequence[bytes], keys: Keys) -> Keys:
         group = self.groups[at]

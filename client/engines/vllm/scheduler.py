@@ -52,6 +52,7 @@ class SchedulerHalf:
         gpu_pages: The pages that are stored when they leave vLLM's cache; None to store each when it is computed.
         pool: vLLM's BlockPool; None if vLLM did not offer it.
         adapters: Identifies LoRA adapters; None if their pages are not shared with other engines.
+        caches_sessions: Whether requests that may get more tokens later (`resumable`) are cached.
     """
 
     def __init__(
@@ -79,11 +80,12 @@ class SchedulerHalf:
         self.gpu_pages: GpuPages | None = None
         self.pool: Any = None
         self.adapters: LoraAdapters | None = None
+        self.caches_sessions, self._trusts_hits = True, True
 
     def arrived(self, request: Any) -> None:
         """Requests pages of a new request on disk and in the fleet: they are read while it waits for its turn."""
         tracked, skips = self._track(request), getattr(request, "skip_reading_prefix_cache", False)
-        if not self.reads.any_tier or skips or not tracked.said.prefetch:
+        if not self.reads.any_tier or skips or not tracked.said.prefetch or tracked.is_excluded:
             return
         match = self._client.find_groups(tracked.keys_after(0), limit=request.num_tokens - 1)
         disk = tracked.is_in(self.pool, match.available_tokens) is False
@@ -99,11 +101,10 @@ class SchedulerHalf:
 
     def matched(self, request: Any, computed: int) -> int | None:
         """Returns how many tokens can be loaded after the `computed` ones, or None if vLLM must ask again later."""
-        tracked = self._track_again(request)
+        tracked = self._track_again(request, computed)
         if tracked.loading:
             return None
-        tracked.computed = computed
-        if tracked.failures >= _TRIES:
+        if tracked.failures >= _TRIES or tracked.is_excluded:
             return 0
         if self._arriving.decide_wait(tracked, computed):
             tracked.release_hit()
@@ -116,8 +117,7 @@ class SchedulerHalf:
 
     def expect(self, request: Any, computed: int) -> None:
         """Records how many tokens of a request vLLM has itself, before any connector loads more."""
-        tracked = self._track_again(request)
-        tracked.computed, tracked.is_new = computed, True
+        self._track_again(request, computed).is_new = True
 
     def allocated(self, request: Any, blocks: Sequence[Sequence[Any]], external: int) -> None:
         """Records the blocks of a request.
@@ -215,10 +215,7 @@ class SchedulerHalf:
             if of_old_weights is not None:
                 of_old_weights.clear()
         salt = token_hex(16)
-        self._groups = tuple(
-            msgspec.structs.replace(group, namespace=msgspec.structs.replace(group.namespace, salt=salt))
-            for group in self._groups
-        )
+        self._groups = tuple(group.with_salt(salt) for group in self._groups)
         self._private.renew(group.namespace for group in self._groups)
 
     def close(self) -> None:
@@ -238,21 +235,28 @@ class SchedulerHalf:
         if tracked is None:
             said = self._hints.read(request)
             tracked = self._tracked[request.request_id] = RequestState(request, self._groups_of(request), said)
+            if not self.caches_sessions and getattr(request, "resumable", False):
+                # vLLM keeps the hash of a block after it has replaced its last token, in its own cache, too.
+                self._trusts_hits = False
+                tracked.exclude()
         return tracked
 
-    def _track_again(self, request: Any) -> RequestState:
-        """Returns the state of a request that is matched.
+    def _track_again(self, request: Any, computed: int) -> RequestState:
+        """Returns the state of a request that is matched, of which vLLM has `computed` tokens itself.
 
         A request that was excluded begins with a new state: vLLM computes all of it again, after a reset of its own
         cache or a preemption.
         """
-        tracked = self._tracked.get(request.request_id)
-        if tracked is None or not tracked.is_excluded or tracked.loading:
-            return self._track(request)
-        del self._tracked[request.request_id]
-        again = self._track(request)
-        again.counted = tracked.counted
-        return again
+        before = self._tracked.get(request.request_id)
+        if before is not None and before.is_excluded and not before.loading:
+            del self._tracked[request.request_id]
+        tracked = self._track(request)
+        tracked.computed = computed
+        if before is not None:
+            tracked.counted = before.counted
+        if computed and not self._trusts_hits:
+            tracked.exclude()
+        return tracked
 
     def _groups_of(self, request: Any) -> tuple[PagedGroup, ...]:
         adapter = getattr(request, "lora_request", None)

@@ -103,6 +103,19 @@ def test_a_reset_flushes_private_namespaces() -> None:
         half.close()
 
 
+def test_a_session_that_goes_on_after_a_reset_stores_nothing() -> None:
+    """Its keys change with the token that it drops, and had been planned again."""
+    groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)]
+    with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client:
+        half, one = SchedulerHalf(client, groups, ReadLimits(0.0)), request()
+        half.allocated(one, [[]], half.matched(one, 0) or 0)
+        assert half._tracked["one"].keys
+        half.renew()
+        one.block_hashes[-1:] = [b"x" * 32, b"y" * 32]
+        assert half._tracked["one"].keys and half._tracked["one"].is_excluded
+        half.close()
+
+
 def test_a_reset_flushes_pages_of_unidentified_weights() -> None:
     groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE, salt="random"), 1, True)]
     with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client, daemon.client() as other:
