@@ -154,6 +154,30 @@ def test_a_page_is_offered_again_when_it_leaves_again(opened: Open) -> None:
     assert all(scene.has(prompt(0)))
 
 
+@pytest.mark.parametrize("runner", ["V1", "V2"])
+def test_a_preempted_request_leaves_the_pages_that_it_computes_again(opened: Open, runner: str) -> None:
+    """They are in no other blocks, and the daemon may have evicted them since they left the cache the first time."""
+    scene = opened()
+    scheduler: Any = scene.engine.scheduler
+    scheduler.use_v2_model_runner = runner == "V2"
+    request = scene.engine.submit_prompt("again", prompt(0, 60))
+    _run_until_computed(scene, request)
+    scheduler.running.remove(request)
+    scheduler._preempt_request(request, 0.0)
+    scheduler.kv_cache_manager.reset_prefix_cache()
+    scene.daemon.drop_all_pages()
+    _run_until_computed(scene, request)
+    scheduler.finish_requests("again", aborted())
+    for number in range(1, 10):
+        scene.ask(prompt(number))
+    assert scene.has(prompt(0, 60)) == [True] * 60
+
+
+def _run_until_computed(scene: Scene, request: Any) -> None:
+    while request.num_computed_tokens < 60 * BLOCK:
+        scene.engine.step()
+
+
 @pytest.mark.parametrize("ends", ["aborted", "preempted"])
 def test_a_request_that_ends_early_leaves_its_pages(opened: Open, ends: str) -> None:
     scene = opened()

@@ -10,6 +10,7 @@ from typing import Any
 PAGE = 4
 
 IDLE: Any = SimpleNamespace(
+    scheduled_new_reqs=[],
     scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
     scheduled_spec_decode_tokens={},
     num_scheduled_tokens={},

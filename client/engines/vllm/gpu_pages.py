@@ -121,8 +121,8 @@ class GpuPages:
             written: The blocks that get new content in the step.
         """
         self._forget(written)
-        for request in output.scheduled_cached_reqs.resumed_req_ids & tracked.keys():
-            tracked[request].plan_again()
+        for request in _resumed(tracked, output):
+            request.plan_again()
         yield from self.remember(store_commands(tracked, output))
         yield from _commands_of(self._leaving())
 
@@ -182,6 +182,15 @@ def gpu_pages_of(config: Any, groups: Any, pool: Any, counters: ConnectorCounter
         return None
     page_tokens = kind_of(groups.kv_cache_groups[0].kv_cache_spec).page_tokens
     return GpuPages(BlockPoolView(pool), -(-config.scheduler_config.max_num_batched_tokens // page_tokens), counters)
+
+
+def _resumed(tracked: Mapping[str, RequestState], output: Any) -> Iterator[RequestState]:
+    """Yields the requests that are computed again after a preemption, in other blocks."""
+    for name in output.scheduled_cached_reqs.resumed_req_ids & tracked.keys():
+        yield tracked[name]
+    for new in output.scheduled_new_reqs:  # with model runner V2 it is one of these
+        if (one := tracked.get(new.req_id)) is not None and one.request.num_preemptions:
+            yield one
 
 
 def _obstacle(config: Any, groups: Any, pool: Any) -> str:
