@@ -248,7 +248,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         self._pending, self._identity = None, pending.identity
         with reported_as_unsupported(log):
             self._scheduler = half = pending.open()
-            half.caches_sessions = _hashes_sessions_again()
+            half.stores, half.caches_sessions = self._directions.stores, _hashes_sessions_again()
 
     def on_new_request(self, request: Any) -> None:
         """Reads pages on disk and in the fleet while a request waits for its turn."""
@@ -305,8 +305,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Returns whether the blocks are needed until a last store has ended."""
-        retained = self._scheduler is not None and self._scheduler.finished(request, block_ids)
-        return retained and self._directions.stores, None
+        return self._scheduler is not None and self._scheduler.finished(request, block_ids), None
 
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
         """Returns the number of tokens from each tier. vLLM calls it from 0.32 on."""

@@ -52,6 +52,7 @@ class SchedulerHalf:
         gpu_pages: The pages that are stored when they leave vLLM's cache; None to store each when it is computed.
         pool: vLLM's BlockPool; None if vLLM did not offer it.
         adapters: Identifies LoRA adapters; None if their pages are not shared with other engines.
+        stores: Whether the workers execute store commands.
         caches_sessions: Whether requests that may get more tokens later (`resumable`) are cached.
     """
 
@@ -80,7 +81,7 @@ class SchedulerHalf:
         self.gpu_pages: GpuPages | None = None
         self.pool: Any = None
         self.adapters: LoraAdapters | None = None
-        self.caches_sessions, self._trusts_hits = True, True
+        self.stores, self.caches_sessions, self._trusts_hits = True, True, True
 
     def arrived(self, request: Any) -> None:
         """Requests pages of a new request on disk and in the fleet: they are read while it waits for its turn."""
@@ -191,10 +192,10 @@ class SchedulerHalf:
             # All pages count as used at the end, so that the beginning of the prompt is not evicted before its end.
             self._client.find_groups(tracked.keys_after(0)).release()
         tracked.release_hit()
-        self._hints.finished(tracked, stores=bool(late))
+        self._hints.finished(tracked, stores=self.stores and bool(late))
         if not tracked.loading:  # else workers still write into its blocks, and loaded() deletes it
             del self._tracked[request.request_id]
-        return bool(late)
+        return self.stores and bool(late)
 
     def by_tier(self, request: Any, external: int) -> LoadedTokens:
         """Returns where the tokens come from that a request loads."""

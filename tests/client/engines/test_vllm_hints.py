@@ -129,6 +129,16 @@ def test_wrong_hints_are_counted_and_logged_once_and_the_request_is_served(
     assert len([record for record in caplog.records if "ignoring the hints" in record.message]) == 1
 
 
+def test_hints_of_an_engine_that_stores_nothing_do_not_wait(half: SchedulerHalf, client: HintedClient) -> None:
+    half.stores = False
+    given = request()
+    vars(given).update(kv_transfer_params={"pagetier": {"over": True}}, num_prompt_tokens=PAGE)
+    half.allocated(given, [[]], 0)
+    given.num_computed_tokens = given.num_tokens  # its last pages had no keys before
+    retained = half.finished(given, [[*range(1, 11)]])
+    assert hints(client, Hint.over()) and not retained
+
+
 def test_hints_wait_for_the_last_store(
     half: SchedulerHalf, client: HintedClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
