@@ -69,6 +69,27 @@ def test_answers_send_a_message_where_a_block_begins_and_a_page_where_one_ends(
     assert_nothing_is_left(engine, daemon)
 
 
+def test_a_request_that_waits_for_blocks_costs_no_planned_steps(daemon: RunningDaemon, client: Client) -> None:
+    """vLLM asks for it in each step."""
+    engine = engine_of("full", daemon, client)
+    engine.submit(1, 1, answer=100)
+    engine.step()
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    taken = pool.get_new_blocks(pool.get_num_free_blocks() - 10)
+    engine.submit(2, 300)
+    following = engine.half._next
+    with (
+        mock.patch.object(following, "_planned", side_effect=following._planned) as planned,
+        mock.patch.object(engine.half, "matched", side_effect=engine.half.matched) as asked,
+    ):
+        for _ in range(BLOCK - 3):
+            engine.step()
+    assert asked.call_count > BLOCK / 2 and planned.call_count < 3
+    pool.free_blocks(taken)
+    engine.run()
+    assert_nothing_is_left(engine, daemon)
+
+
 @pytest.mark.parametrize("lag", [0, 1])
 def test_the_last_stores_of_the_last_request_end(lag: int, daemon: RunningDaemon, client: Client) -> None:
     """With asynchronous scheduling its last page has a key only after its last step, so that an idle step sends it."""

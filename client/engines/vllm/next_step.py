@@ -45,9 +45,10 @@ class NextStep:
     def gives(self, request: str, blocks: Sequence[Sequence[Any]]) -> None:
         """Records the blocks of a new request that loads nothing of ours, a row for each of vLLM's groups."""
         self._given[request] = blocks
+        self.changes()
 
     def changes(self) -> None:
-        """Records that vLLM has begun to change the state of a request: the step looks at each of them."""
+        """Records that there is a new request, or one has new blocks: the step looks at each of them."""
         self._quiet.end()
 
     def build(self, output: Any, gpu: GpuPages | None) -> StepCommands:

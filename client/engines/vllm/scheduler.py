@@ -231,9 +231,9 @@ class SchedulerHalf:
         self._client.close()
 
     def _track(self, request: Any) -> RequestState:
-        self._next.changes()
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
+            self._next.changes()
             said = self._hints.read(request)
             tracked = self._tracked[request.request_id] = RequestState(request, self._groups_of(request), said)
             if not self.caches_sessions and getattr(request, "resumable", False):

@@ -103,13 +103,15 @@ def _never(_self: QuietSteps, _output: Any) -> bool:
     return False
 
 
-def _commands(kinds: Sequence[Group], seed: int, volatile: int) -> list[StepCommands]:
-    """Returns the commands of some random steps."""
+def _commands(kinds: Sequence[Group], seed: int, volatile: int, stages: int) -> list[StepCommands]:
+    """Returns the commands of some random steps, in which the batches of so many stages mostly take turns."""
     chance, engine, found = random.Random(seed), Engine(kinds, volatile), []
     for number in range(200):
         if number < 2 or chance.random() < 0.02:
             engine.begin(str(number))
-        names = [name for name in engine.tracked if chance.random() < 0.97]
+        turn = chance.randrange(stages) if chance.random() < 0.03 else number % stages
+        mixed = chance.random() < 0.02
+        names = [name for name in engine.tracked if mixed or (int(name) % stages == turn and chance.random() < 0.97)]
         drafts = 2 if chance.random() < 0.03 else 0
         found.append(engine.step(dict.fromkeys(names, 1 + drafts), drafts, kept=chance.random() < 0.5))
         if chance.random() < 0.01 and len(engine.tracked) > 1:
@@ -117,9 +119,10 @@ def _commands(kinds: Sequence[Group], seed: int, volatile: int) -> list[StepComm
     return found
 
 
+@pytest.mark.parametrize("stages", [1, 3])
 @pytest.mark.parametrize("volatile", [0, 1])
 @pytest.mark.parametrize("kinds", GROUPS, ids=str)
-def test_quiet_steps_send_what_planned_ones_would(kinds: Sequence[Group], volatile: int) -> None:
+def test_quiet_steps_send_what_planned_ones_would(kinds: Sequence[Group], volatile: int, stages: int) -> None:
     seed = random.randrange(1 << 32)
     quiet = 0
     take = QuietSteps.take
@@ -130,9 +133,9 @@ def test_quiet_steps_send_what_planned_ones_would(kinds: Sequence[Group], volati
         return taken
 
     with mock.patch.object(QuietSteps, "take", counted):
-        commands = _commands(kinds, seed, volatile)
+        commands = _commands(kinds, seed, volatile, stages)
     with mock.patch.object(QuietSteps, "take", _never):
-        assert commands == _commands(kinds, seed, volatile), f"seed {seed}"
+        assert commands == _commands(kinds, seed, volatile, stages), f"seed {seed}"
     assert quiet > 10 and any(one.stores for one in commands), f"too few steps, seed {seed}"
 
 
@@ -159,6 +162,30 @@ def _quiet_step(requests: int) -> int:
 
 def test_a_quiet_step_costs_the_same_for_one_request_and_for_many() -> None:
     assert _quiet_step(1) == _quiet_step(64) < MOST
+
+
+@pytest.mark.parametrize("stages", [2, 8])
+def test_the_batches_of_a_pipeline_are_quiet_too(stages: int) -> None:
+    engine = Engine((FullAttention(16 * PAGE),))
+    batches = [{str(stage): 1} for stage in range(stages)]
+    for batch in batches:
+        engine.begin(*batch)
+    for batch in batches:
+        engine.step(batch)
+    with mock.patch.object(engine.next, "_planned", side_effect=engine.next._planned) as planned:
+        for _ in range(10):
+            for batch in batches:
+                engine.step(batch)
+    assert not planned.call_count
+
+
+def test_batches_of_requests_that_have_ended_are_forgotten() -> None:
+    engine = Engine((FullAttention(16 * PAGE),))
+    for number in range(50):
+        engine.begin(str(number))
+    for name in engine.tracked:
+        engine.step({name: 1})
+    assert len(engine.next._quiet._batches) == 8
 
 
 def test_a_request_that_changes_ends_the_quiet_steps() -> None:
