@@ -71,13 +71,20 @@ def better_page_tokens(groups: Sequence[BlockGroup]) -> int:
         groups: The groups whose pages grow with their tokens, with the pages of the engine as blocks.
     """
     tokens = groups[0].kind.page_tokens
-    counts = [longer // tokens for longer in _PAGE_TOKENS if longer > tokens and longer % tokens == 0]
+    longer = [page // tokens for page in _PAGE_TOKENS if page > tokens and page % tokens == 0]
+    counts = [count for count in longer if all(group.allows(count) for group in groups)]
     fills = {count: fill_of(groups, count) for count in counts}
     if fill_of(groups, 1) >= _LEAST or not fills:
         return 0
     return tokens * next(
         (count for count in counts if fills[count] >= _ENOUGH), max(counts, key=lambda one: fills[one])
     )
+
+
+def filling_page_tokens(groups: Sequence[BlockGroup]) -> int:
+    """Returns better_page_tokens(), but 0 if such pages fill less than three quarters, too."""
+    tokens = better_page_tokens(groups)
+    return tokens if tokens and fill_of(groups, tokens // groups[0].kind.page_tokens) >= _LEAST else 0
 
 
 def fill_of(groups: Sequence[BlockGroup], blocks: int, frame_bytes: int = DEFAULT_FRAME_BYTES) -> float:

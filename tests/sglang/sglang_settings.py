@@ -1,7 +1,7 @@
 """Resolves settings of SGLang with its plugins loaded, as its launchers do, and prints what became of each.
 
 The first argument is the model's folder. Each line of the input is `[VALUE, [FLAG, ...]]`, and each line of the output
-has the settings of the external linker, what pagetier has logged, and the exception of SGLang, if any.
+has the settings of the external linker, the page size, what pagetier has logged, and the exception of SGLang, if any.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import sys
 from typing import Any
 
+from sglang.srt.arg_groups.model_override_base import resolving_view
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import prepare_server_args
 
@@ -47,6 +48,7 @@ def resolved(model: str, value: str, flags: list[str]) -> dict[str, Any]:
         "on": args.enable_unified_cache_external_linker,
         "backend": getattr(args, f"{_LINKER}backend"),
         "config": getattr(args, f"{_LINKER}config"),
+        "page": resolving_view(args).page_size,
         "lines": lines.taken,
         "error": error,
     }

@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sglang.srt.server_args import ServerArgs
 
+import sglang_imports  # noqa: F401  before SGLang
 from disk_daemon import DiskDaemon
 from eventually import eventually
+from pagetier.client.engines.sglang.plugin import resolve_with_linker
 from sglang_engine import SglangEngine
 from sglang_model import Spec, whole, write_config
+from sglang_model_configs import write_model_config
 
 pytest_plugins = ("sglang_daemon",)
 
@@ -69,6 +73,7 @@ def test_one_variable_selects_the_linker(resolve: Resolve, value: str, settings:
         "on": True,
         "backend": "dynamic",
         "config": linker(**settings, switch=value),
+        "page": 1,
         "lines": [],
         "error": "",
     }
@@ -76,7 +81,7 @@ def test_one_variable_selects_the_linker(resolve: Resolve, value: str, settings:
 
 @pytest.mark.parametrize("value", ["", "0", "off"])
 def test_without_the_variable_nothing_changes(resolve: Resolve, value: str) -> None:
-    assert resolve(value) == OFF | {"lines": [], "error": ""}
+    assert resolve(value) == OFF | {"page": 1, "lines": [], "error": ""}
 
 
 @pytest.mark.parametrize(
@@ -123,6 +128,83 @@ def test_what_sglang_rejects_only_with_the_linker_starts_without_it(resolve: Res
     assert {name: found[name] for name in OFF} == OFF and not found["error"]
     (line,) = found["lines"]
     assert line.startswith("PAGETIER=1 has no effect: --enable-unified-cache-external-linker requires the default")
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """Returns a function that returns the folder with a model's configuration."""
+    folders = tmp_path_factory.mktemp("models")
+
+    def folder(name: str) -> str:
+        path = folders / name
+        return str(path if path.exists() else write_model_config(path, name))
+
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        ("Llama 3.1 8B", 64),
+        ("Qwen2.5 0.5B", 256),
+        ("Qwen2.5 7B", 128),
+        ("DeepSeek V3", 128),
+        ("gemma-3-4b", 64),
+        ("gpt-oss-20b", 64),
+    ],
+)
+def test_pages_fill_frames_without_a_setting(
+    resolve: Resolve, folder_of: Callable[[str], str], name: str, tokens: int
+) -> None:
+    flags = ["--model-path", folder_of(name), "--attention-backend", "triton"]
+    plain, found = resolve("0", *flags), resolve("1", *flags)
+    assert (plain["page"], plain["lines"], plain["error"]) == (1, [], "")
+    assert (found["on"], found["page"], found["error"]) == (True, tokens, "")
+    (line,) = found["lines"]
+    assert line.startswith(f"pagetier set --page-size {tokens}, so that pages fill frames")
+
+
+@pytest.mark.parametrize(
+    ("page", "flags"),
+    [
+        (1, ("--page-size", "1")),
+        (16, ("--page-size", "16")),
+        (1, ("--kv-events-config", '{"publisher": "null"}')),
+        (1, ("--chunked-prefill-size", "1000")),  # which SGLang rejects beside longer pages
+    ],
+    ids=str,
+)
+def test_where_the_page_size_is_sglangs(
+    resolve: Resolve, folder_of: Callable[[str], str], page: int, flags: tuple[str, ...]
+) -> None:
+    model = ["--model-path", folder_of("Qwen2.5 7B"), "--attention-backend", "triton"]
+    found = resolve("1", *model, *flags)
+    assert (found["on"], found["page"], found["lines"], found["error"]) == (True, page, [], "")
+
+
+def test_recurrent_states_without_a_buffer_keep_one_token(resolve: Resolve, folder_of: Callable[[str], str]) -> None:
+    flags = ["--mamba-radix-cache-strategy", "no_buffer", "--disable-overlap-schedule"]
+    found = resolve("1", "--model-path", folder_of("Qwen3-Next"), "--attention-backend", "triton", *flags)
+    assert (found["on"], found["page"], found["error"]) == (True, 1, "")
+
+
+def test_what_sglang_rejects_with_any_page_size_starts_without_the_linker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried = []
+
+    def resolve(args: Any) -> None:
+        tried.append((args.enable_unified_cache_external_linker, args.page_size))
+        if args.enable_unified_cache_external_linker:
+            args._resolved_overrides = [("pagetier", {"page_size": 64})] if args.page_size is None else []
+            raise ValueError("no linker")
+
+    monkeypatch.setenv("PAGETIER", "1")
+    args = ServerArgs(model_path="model")
+    resolve_with_linker(resolve, args)
+    assert tried == [(True, None), (True, 1), (False, None)]
+    assert not hasattr(args, "_resolved_overrides") and args.unified_cache_external_linker_config is None
+    assert [one.getMessage() for one in caplog.records] == ["PAGETIER=1 has no effect: no linker"]
 
 
 @pytest.mark.parametrize(("mode", "stored", "loaded"), [("both", 1, True), ("save_only", 1, False)])

@@ -2,7 +2,8 @@
 
 In the processes of schedulers, register() hooks SGLang's radix cache (linker/cache_hooks.py), before SGLang applies the
 hooks of all plugins. If the variable PAGETIER means on, it also hooks ServerArgs.resolve_once(), which every launcher
-calls once, to select the external linker. Settings that SGLang rejects are resolved again without it.
+calls once, to select the external linker, and the step before SGLang chooses a page size. Settings that SGLang rejects
+are resolved again, first with SGLang's own page size and then without the linker.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Final
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+from pagetier.client.engines.sglang.engine.page_size import chosen_page_tokens
 from pagetier.client.engines.sglang.engine.settings import LinkerSettings, read_settings
 from pagetier.client.engines.sglang.engine.version import KNOWN_VERSIONS, VERSION, require_known_version
 from pagetier.client.engines.switch import log_no_effect, settings_of, switched_on
@@ -23,6 +25,9 @@ log = logging.getLogger("pagetier.sglang")
 
 _RESOLVE_ONCE: Final = "sglang.srt.server_args.ServerArgs.resolve_once"
 _SCHEDULER: Final = "sglang.srt.managers.scheduler"
+_BEFORE_PAGE_SIZE: Final = "handle_mxfp8_kv_cache_compatibility"
+"""The step of SGLang's resolution that comes before its default of one token a page."""
+_CHOSEN_BY: Final = "pagetier"
 _LINKER: Final = "PagetierLinker"
 _STORAGE: Final = "PagetierStorage"
 _MODULE: Final = "pagetier.client.engines.sglang"
@@ -53,6 +58,10 @@ def register() -> None:
             register_hooks()
         if switched_on():
             HookRegistry.register(_RESOLVE_ONCE, resolve_with_linker, HookType.AROUND)
+            if VERSION in KNOWN_VERSIONS:
+                from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
+
+                register_resolution_hook(_BEFORE_PAGE_SIZE)(choose_page_size)
 
 
 def resolve_with_linker(resolve: Callable[[Any], None], args: Any) -> None:
@@ -69,14 +78,85 @@ def resolve_with_linker(resolve: Callable[[Any], None], args: Any) -> None:
     before = dict(vars(args))  # what SGLang notes of a resolution; the settings themselves it does not write
     try:
         select_linker(args, value)
-        resolve(args)
+        _resolve_selected(resolve, args)
     except Exception as error:  # noqa: BLE001  the engine starts without pagetier
         refusal = error
     else:
+        if tokens := _chosen(args):
+            log.info("pagetier set --page-size %d, so that pages fill frames; --page-size 1 avoids it", tokens)
         return
-    _deselect_linker(args, before)
+    _restore(args, before)
+    _deselect_linker(args)
     resolve(args)  # if the linker was not the reason, this raises what it would raise without pagetier
     log_no_effect(log, value, refusal)
+
+
+def _resolve_selected(resolve: Callable[[Any], None], args: Any) -> None:
+    """Resolves settings with the linker; with one token a page if SGLang rejects the size that was chosen."""
+    before = dict(vars(args))
+    try:
+        resolve(args)
+        _require_whole_pages(args)
+    except Exception:
+        if not _chosen(args):
+            raise
+        _restore(args, before)
+        _resolve_with_one_token(resolve, args)
+
+
+def _require_whole_pages(args: Any) -> None:
+    """Rejects the page size that was chosen if SGLang's launcher would, after the resolution."""
+    from sglang.srt.arg_groups.model_override_base import resolving_view
+
+    tokens = _chosen(args)
+    chunk = resolving_view(args).chunked_prefill_size if tokens else 0
+    if tokens and chunk > 0 and chunk % tokens:
+        raise ValueError(f"chunks of prefill of {chunk} tokens are no multiple of pages of {tokens} tokens")
+
+
+def _resolve_with_one_token(resolve: Callable[[Any], None], args: Any) -> None:
+    args.page_size = 1
+    try:
+        resolve(args)
+    except Exception:
+        args.page_size = None  # as it was given
+        raise
+
+
+def _chosen(args: Any) -> int:
+    """Returns the page size that choose_page_size() has set; 0 if it has not."""
+    declared: dict[str, Any] = dict(getattr(args, "_resolved_overrides", ()))
+    return int(declared.get(_CHOSEN_BY, {}).get("page_size", 0))
+
+
+def choose_page_size(args: Any, step: Callable[[Any], None]) -> None:
+    """Sets the page size with which pages fill frames, where SGLang would take one token and the linker is selected.
+
+    Args:
+        args: SGLang's ServerArgs, in which all other settings of the cache are resolved.
+        step: The step of SGLang's resolution that this one follows.
+    """
+    step(args)
+    try:
+        if _selected_by_switch(args) and (tokens := _page_tokens(args)):
+            from sglang.srt.arg_groups.overrides import declare_resolution
+
+            declare_resolution(args, _CHOSEN_BY, page_size=tokens)
+    except Exception:
+        log.debug("pagetier leaves the page size to SGLang", exc_info=True)
+
+
+def _page_tokens(args: Any) -> int:
+    from sglang.srt.arg_groups.model_override_base import attention_backends_of, model_config_of, resolving_view
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+
+    view, model = resolving_view(args), model_config_of(args)
+    return chosen_page_tokens(view, attention_backends_of(view), model, mambaish_config(model))
+
+
+def _selected_by_switch(args: Any) -> bool:
+    config = args.unified_cache_external_linker_config
+    return isinstance(config, dict) and bool(config.get("linker_extra_config", {}).get("switch"))
 
 
 def select_linker(args: Any, value: str) -> None:
@@ -112,12 +192,15 @@ def excluding_flag(args: Any) -> str:
     return f"{set_flags[0]} (which names {named})" if named else set_flags[0]
 
 
-def _deselect_linker(args: Any, before: dict[str, Any]) -> None:
-    """Undoes select_linker() and a failed resolution."""
+def _restore(args: Any, before: dict[str, Any]) -> None:
+    """Undoes a failed resolution."""
     vars(args).clear()
     vars(args).update(before)
-    linker = args.unified_cache_external_linker_config
-    if isinstance(linker, dict) and linker.get("linker_extra_config", {}).get("switch"):
+
+
+def _deselect_linker(args: Any) -> None:
+    """Undoes select_linker()."""
+    if _selected_by_switch(args):
         args.enable_unified_cache_external_linker = False
         args.unified_cache_external_linker_backend = "mooncake"
         args.unified_cache_external_linker_config = None

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from pagetier.client.engines.block_groups import BlockGroup, better_page_tokens, blocks_of_page, fill_of
+from pagetier.client.engines.block_groups import (
+    BlockGroup,
+    better_page_tokens,
+    blocks_of_page,
+    fill_of,
+    filling_page_tokens,
+)
 from pagetier.client.groups import ChunkedAttention, FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.shm.geometry import DEFAULT_FRAME_BYTES
 
@@ -52,10 +58,15 @@ def _gemma(block: int) -> list[BlockGroup]:
     return [_attention(FullAttention(block), 5 * layer), *windows]
 
 
-def _gemma_in_two_pools(page: int) -> list[BlockGroup]:
-    """gemma-3-4b in SGLang: a pool of 5 layers of full attention, and one of 29 of a window."""
-    layer = 4 * 256 * 2 * 2
-    return [_attention(FullAttention(page), 5 * layer), _attention(SlidingWindow(page, 1024), 29 * layer)]
+def _gemma_in_one_pool(page: int) -> list[BlockGroup]:
+    """gemma-3-4b in SGLang, which keeps all tokens of its windows."""
+    return [_attention(FullAttention(page), 34 * 4 * 256 * 2 * 2)]
+
+
+def _gpt_oss(page: int) -> list[BlockGroup]:
+    """gpt-oss-20b in SGLang: a pool of 12 layers of full attention, and one of 12 of a window."""
+    layer = 8 * 64 * 2 * 2
+    return [_attention(FullAttention(page), 12 * layer), _attention(SlidingWindow(page, 128), 12 * layer)]
 
 
 def _qwen3_next(block: int) -> list[BlockGroup]:
@@ -154,7 +165,14 @@ def test_long_blocks_are_pages() -> None:
 
 @pytest.mark.parametrize(
     ("groups_of", "size"),
-    [(_llama_8b, 64), (_qwen_half_b, 256), (_qwen_7b, 128), (_deepseek, 128), (_gemma_in_two_pools, 128)],
+    [
+        (_llama_8b, 64),
+        (_qwen_half_b, 256),
+        (_qwen_7b, 128),
+        (_deepseek, 128),
+        (_gemma_in_one_pool, 64),
+        (_gpt_oss, 128),
+    ],
 )
 def test_an_engine_with_pages_of_a_token_is_given_a_page_size(
     groups_of: Callable[[int], list[BlockGroup]], size: int
@@ -162,6 +180,16 @@ def test_an_engine_with_pages_of_a_token_is_given_a_page_size(
     groups = groups_of(1)
     assert fill_of(groups, 1) < 0.2 and better_page_tokens(groups) == size
     assert fill_of(groups, size) >= _ENOUGH
+
+
+def test_a_page_size_is_not_longer_than_a_window() -> None:
+    def groups_of(window: int) -> list[BlockGroup]:
+        return [_attention(FullAttention(1), 24 * _KIB), _attention(SlidingWindow(1, window), 24 * _KIB)]
+
+    assert [better_page_tokens(groups_of(window)) for window in (128, 127, 63)] == [128, 64, 0]
+    assert filling_page_tokens(groups_of(127)) == 64, "three quarters"
+    thin = [_attention(FullAttention(1), 1024)]
+    assert (better_page_tokens(thin), filling_page_tokens(thin)) == (512, 0)
 
 
 def test_pages_that_fill_frames_are_not_remarked() -> None:
