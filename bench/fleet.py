@@ -19,7 +19,8 @@ import numpy as np
 
 from fleet_scene import BareClient, BareMooncake, BareS3, FleetScene, pause
 from measure import Result, at_least, at_most, machine, median_times, time_of
-from pagetier.client import Client, Keys, Namespace
+from pagetier.client import Client, FullAttention, GroupMatch, Keys, Namespace
+from pagetier.client.adapters import GroupKeys
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import Outgoing, PageName
@@ -95,11 +96,19 @@ class Bench:
     def read(self, keys: Keys) -> float:
         """Reads pages into an empty arena. Returns the seconds, without the question."""
         self.scene.flush()
-        located = self.client.locate(keys)
-        assert located.wait(LONG_S) == len(keys)
+        location = self.client.locate(self.missed(keys))
+        location.wait(LONG_S)
+        hit = location.longest_hit()
+        assert hit is not None and hit.tokens == len(keys) * NAMESPACE.page_tokens
         began = time.perf_counter()
-        assert self.client.prefetch(keys, LONG_S, located).wait(LONG_S) == len(keys)
+        assert self.client.prefetch(hit, LONG_S).wait(LONG_S) == len(keys)
         return time.perf_counter() - began
+
+    def missed(self, keys: Keys) -> GroupMatch:
+        """Returns a match of pages that this host does not have."""
+        match = self.client.find_groups([GroupKeys(FullAttention(NAMESPACE.page_tokens), keys)])
+        assert not match.available_tokens
+        return match
 
     def get_bare(self, keys: Keys, size: int) -> None:
         """Reads the objects of the pages with the store's own client."""
@@ -176,10 +185,11 @@ def asking(bench: Bench) -> Iterator[Result]:
     written = bench.fleet.write([], bench.pages(keys, 4096))
     assert all(written.stored)
     for count in (1, 256) if bench.kind == "mooncake" else (1,):
-        some, names = keys[:count], bench.names(keys[:count])
+        missed, names = bench.missed(keys[:count]), bench.names(keys[:count])
 
-        def ask(some: Keys = some) -> None:
-            assert bench.client.locate(some).wait(LONG_S) == len(some)
+        def ask(missed: GroupMatch = missed) -> None:
+            location = bench.client.locate(missed)
+            assert location.wait(LONG_S) and location.longest_hit() is not None
 
         def bare(names: list[str] = names) -> None:
             bench.bare.ask(names)

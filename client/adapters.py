@@ -4,7 +4,6 @@ Everything else that an engine needs is in `pagetier.client`.
 """
 
 from pagetier.client.async_copy import AsyncCopier, open_copier
-from pagetier.client.fleet_lookup import Location
 from pagetier.client.group_fleet_lookup import GroupLocation, LocatedHit
 from pagetier.client.group_match import GroupKeys, Lookup
 from pagetier.client.groups import Group
@@ -27,7 +26,6 @@ __all__ = [
     "GroupLocation",
     "LoadOrCompute",
     "LocatedHit",
-    "Location",
     "Lookup",
     "MatchHandle",
     "Part",

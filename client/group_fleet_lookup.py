@@ -14,6 +14,7 @@ from pagetier.client.attachment import Attachment
 from pagetier.client.fleet_lookup import FleetPages, request_pages, space_of
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import grain_of
+from pagetier.client.keys import Keys, require_keys
 from pagetier.client.pending_request import PendingRequest
 from pagetier.shm._core import KEY_BYTES, Session
 from pagetier.shm.protocol import Located, Space
@@ -23,7 +24,7 @@ _MOST_PAGES: Final = 4096
 
 
 class LocatedHit(msgspec.Struct, frozen=True, eq=False):
-    """A hit that needs pages of the fleet. Made by GroupLocation.longest_hit(), for Client.prefetch_groups().
+    """A hit that needs pages of the fleet. Made by GroupLocation.longest_hit(), for Client.prefetch().
 
     Attributes:
         tokens: The length of the hit in tokens.
@@ -94,7 +95,7 @@ class _GroupQuestion(msgspec.Struct, frozen=True, eq=False):
 
 
 class GroupLocation:
-    """A request to locate pages of all groups in the fleet. Made by Client.locate_groups(). Thread-safe.
+    """A request to locate pages of all groups in the fleet. Made by Client.locate(). Thread-safe.
 
     What it says is a hint: each page is verified when it is read. In a forked child it is ready, without pages.
 
@@ -187,6 +188,20 @@ def request_group_location(attachment: Attachment, match: GroupMatch, timeout: f
     return GroupLocation(
         request_pages(attachment, question.keys, spaces, question.table, timeout), match, question, session
     )
+
+
+def pages_to_read(pages: Keys | GroupMatch | LocatedHit) -> tuple[bytes, FleetPages | None]:
+    """Returns the keys of the pages that a prefetch reads, and which of them the fleet has, if that was asked.
+
+    Raises:
+        TypeError: They are none of these.
+    """
+    if isinstance(pages, LocatedHit):
+        return pages.keys, pages.fleet
+    if isinstance(pages, GroupMatch):
+        return pages.missing(), None
+    require_keys(pages, "prefetch()")
+    return pages.data, None
 
 
 def _question_of(match: GroupMatch) -> _GroupQuestion:

@@ -12,9 +12,8 @@ import msgspec
 from pagetier.client.arguments import natural_of, seconds_left
 from pagetier.client.attachment import Attachment, display_name
 from pagetier.client.destinations import destination_of, unpinned_prefix_of
-from pagetier.client.fleet_lookup import FleetPages, Location, pages_in_fleet, request_location
 from pagetier.client.flush import flush
-from pagetier.client.group_fleet_lookup import GroupLocation, LocatedHit, request_group_location
+from pagetier.client.group_fleet_lookup import GroupLocation, LocatedHit, pages_to_read, request_group_location
 from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup, matched, missed, sample
 from pagetier.client.hints import NO_HINT, Hint, send_hint
 from pagetier.client.keys import Keys, Namespace, require_keys
@@ -182,53 +181,13 @@ class PageClient:
             return miss(Match, handle.page_tokens, len(handle))
         return session.repin(Match, handle.page_tokens, handle.entries, handle.serials)
 
-    def locate(self, keys: Keys, timeout: float | None = None) -> Location:
-        """Asks which pages the fleet has, and returns without waiting for the response.
-
-        For pages that a match has found neither in memory nor on disk; prefetch() then reads them. Nothing is asked,
-        and the result is ready, without a fleet and while it does not answer. The call may wait for the daemon's
-        socket to take the request, at most the client's timeout.
-
-        Args:
-            keys: The keys of the pages, in order.
-            timeout: Seconds for sending.
-
-        Returns:
-            The pending location. The daemon answers within `remote.ask_timeout`.
-        """
-        require_keys(keys, "locate()")
-        return request_location(self._own_attachment(), keys, self._seconds(timeout))
-
-    def prefetch(self, keys: Keys, timeout: float | None = None, located: Location | None = None) -> Prefetch:
-        """Requests that the daemon reads pages from disk or the fleet into memory, and returns without waiting.
-
-        For an engine's scheduler, if `match.available_pages` exceeds `len(match)`; once the prefetch is ready,
-        Match.again() pins the pages. Without a daemon it is ready at once. The call may wait for the daemon's socket to
-        take the request, at most the client's timeout.
-
-        Args:
-            keys: All keys from the first page of the prompt on, which keeps the recency of the pages in order. A page
-                that is in memory already costs one lookup.
-            timeout: Seconds that the disk and the fleet may take.
-            located: A location of the last of these keys that is ready: those that no tier of this host has are read
-                from the fleet.
-
-        Returns:
-            The pending prefetch. Dropping it does not cancel the prefetch.
-
-        Raises:
-            ValueError: The location is not of the last of these keys.
-        """
-        require_keys(keys, "prefetch()")
-        return self._prefetch(keys.data, timeout, pages_in_fleet(keys, located) if located is not None else None)
-
-    def locate_groups(self, match: GroupMatch, timeout: float | None = None) -> GroupLocation:
+    def locate(self, match: GroupMatch, timeout: float | None = None) -> GroupLocation:
         """Asks in one message which pages of all groups after a match the fleet has, and returns without waiting.
 
         The daemon answers within `remote.ask_timeout`. Then `longest_hit()` of the result returns what memory, disk and
-        fleet allow together, and prefetch_groups() reads exactly the pages that it needs. At most 4,096 pages are asked
-        for, those nearest to the match. Nothing is asked, and the result is ready, without a fleet, while it does not
-        answer, and if the match lacks no page. Waits as prefetch() does.
+        fleet allow together, and prefetch() reads exactly the pages that it needs. At most 4,096 pages are asked for,
+        those nearest to the match. Nothing is asked, and the result is ready, without a fleet, while it does not
+        answer, and if the match lacks no page. The call may wait for the daemon's socket to take the request.
 
         Args:
             match: A match of this client. It may be released once the call has returned.
@@ -239,26 +198,28 @@ class PageClient:
         """
         return request_group_location(self._own_attachment(), match, self._seconds(timeout))
 
-    def prefetch_groups(
-        self, match: GroupMatch, timeout: float | None = None, located: LocatedHit | None = None
-    ) -> Prefetch:
-        """Requests in one message all pages that a hit needs and that are not pinned.
+    def prefetch(self, pages: Keys | GroupMatch | LocatedHit, timeout: float | None = None) -> Prefetch:
+        """Requests in one message that the daemon reads pages from disk or the fleet into memory, and does not wait.
 
-        Waits as prefetch() does. Once all pages are in memory, match again with find_groups(), which also updates the
-        recency of the pages of all groups. After the first page that cannot be read the others are not read.
+        For an engine's scheduler, if memory lacks pages that disk or fleet have. Once the prefetch is ready,
+        Match.again() or find_groups() pins the pages, which also updates their recency. After the first page that
+        cannot be read the others are not read. Without a daemon the prefetch is ready at once. The call may wait for
+        the daemon's socket to take the request, at most the client's timeout.
 
         Args:
-            match: A match of this client.
+            pages: All keys from the first page of the prompt on, which keeps the recency of the pages in order; a page
+                that is in memory already costs one lookup. Or a match: what it has not pinned of the hit that memory
+                and disk allow. Or a hit with pages of the fleet, which locate() has found.
             timeout: Seconds that the disk and the fleet may take.
-            located: The hit, with pages of the fleet; None for the hit that memory and disk allow. It is from a
-                location of this match.
 
         Returns:
-            The pending prefetch.
+            The pending prefetch. Dropping it does not cancel the prefetch.
         """
-        if located is None:
-            return self._prefetch(match.missing(), timeout, None)
-        return self._prefetch(located.keys, timeout, located.fleet)
+        keys, fleet = pages_to_read(pages)
+        attachment = self._own_attachment()
+        pending = prefetch_request(attachment, keys, self._seconds(timeout), fleet)
+        pending.send_and_leave(self._seconds(None))
+        return Prefetch(pending, len(keys) // KEY_BYTES)
 
     def reader(self, rule: LoadOrCompute | None = None) -> PromptReader:
         """Returns what reads pages from disk and fleet, for engines that do more than load() does.
@@ -450,12 +411,6 @@ class PageClient:
         if not isinstance(keys, Keys):
             reject_keys(keys, AttributeError())
         return miss(Match, keys, len(keys))
-
-    def _prefetch(self, keys: bytes, timeout: float | None, fleet: FleetPages | None) -> Prefetch:
-        attachment = self._own_attachment()
-        pending = prefetch_request(attachment, keys, self._seconds(timeout), fleet)
-        pending.send_and_leave(self._seconds(None))
-        return Prefetch(pending, len(keys) // KEY_BYTES)
 
     def _nothing_loaded(self, match: Match, out: HostBuffers | Blocks, start_page: int) -> int:
         """Returns 0, and logs once if that is the caller's mistake."""

@@ -18,7 +18,8 @@ from fleet_messages import FleetLoad, Report, Task
 from long_text import PAGE_TOKENS, prompt_of
 from messages import Step
 from paged_llama import equal_positions, nothing, read, send_event, warm_up
-from pagetier.client import Client, Keys
+from pagetier.client import Client, FullAttention, Keys
+from pagetier.client.adapters import GroupKeys
 from pagetier.client.engines.transformers import PromptCache, namespace_of
 
 WAIT_S = 10.0  # for the daemon, on a busy host
@@ -27,10 +28,14 @@ WAIT_S = 10.0  # for the daemon, on a busy host
 def read_from_fleet(client: Client, keys: Keys) -> FleetLoad:
     """Asks the fleet for the pages of a prompt, and reads those that it has into this host's memory."""
     began = time.perf_counter()
-    location = client.locate(keys)
-    located = location.wait(WAIT_S)
-    asked = time.perf_counter()
-    brought = client.prefetch(keys[:located], WAIT_S, location).wait(WAIT_S) if located else 0
+    with client.find_groups([GroupKeys(FullAttention(PAGE_TOKENS), keys)]) as found:
+        location = client.locate(found)
+    location.wait(WAIT_S)
+    hit, asked = location.longest_hit(), time.perf_counter()
+    if hit is None:
+        return FleetLoad(0, 0, asked - began, 0.0, "")
+    located = (hit.tokens - found.available_tokens) // PAGE_TOKENS
+    brought = client.prefetch(hit, WAIT_S).wait(WAIT_S)
     return FleetLoad(located, brought, asked - began, time.perf_counter() - asked, "")
 
 

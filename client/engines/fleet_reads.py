@@ -159,7 +159,7 @@ class FleetReads:
             read.end()
 
     def _send(self, read: FleetRead) -> None:
-        location = self._client.locate_groups(read.match)
+        location = self._client.locate(read.match)
         location.call_when_ready(lambda: self._on_thread(read, lambda: self._read(read, location)))
 
     def _read(self, read: FleetRead, location: GroupLocation) -> None:
@@ -174,7 +174,7 @@ class FleetReads:
             return
         timeout = max(self.limits.timeout, _LEAST_S)
         sent = self._rule.sent(LowerTier.FLEET, hit.tokens - begins, timeout, clock.now())
-        prefetch = self._client.prefetch_groups(read.match, timeout, hit)
+        prefetch = self._client.prefetch(hit, timeout)
         read.begin_read(hit, prefetch, in_time=decision is Decision.LOAD)
 
         def ended() -> None:

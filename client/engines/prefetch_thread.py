@@ -80,7 +80,7 @@ class PrefetchThread:
         waker = ReadEnd()
 
         def prefetch() -> Prefetch:
-            sent = self._client.prefetch_groups(match, timeout)
+            sent = self._client.prefetch(match, timeout)
 
             def end() -> None:
                 ended(part_of(sent))

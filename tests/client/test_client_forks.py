@@ -43,7 +43,7 @@ def match():
 
 def match_groups():
     with client.match_groups([GroupKeys(FullAttention(16), keys(1))]) as found:
-        client.prefetch_groups(found)
+        client.prefetch(found)
 
 def load():
     with client.match(keys(1)) as found:

@@ -58,7 +58,7 @@ class Hosts(msgspec.Struct, frozen=True):
         self.first.wait_shared(len(self.unwritten))
         self.unwritten.clear()
         with self.second.client.find_groups([one.asked for one in placed], limit) as match:
-            location = self.second.client.locate_groups(match)
+            location = self.second.client.locate(match)
         location.wait(_FROM_FLEET_S)
         assert location.ready
         return location
@@ -71,8 +71,8 @@ class Hosts(msgspec.Struct, frozen=True):
 
     def prefetched(self, location: GroupLocation) -> GroupMatch:
         """Returns the match after the longest hit was read."""
-        client = self.second.client
-        prefetch = client.prefetch_groups(location.match, _FROM_FLEET_S, located=location.longest_hit())
+        client, hit = self.second.client, location.longest_hit()
+        prefetch = client.prefetch(location.match if hit is None else hit, _FROM_FLEET_S)
         assert prefetch.wait(_FROM_FLEET_S) == prefetch.pages
         return client.find_groups(location.match.groups, location.match.asked)
 
@@ -189,7 +189,7 @@ def asked(hosts: Hosts) -> int:
 def test_a_question_has_a_limited_number_of_pages(hosts: Hosts) -> None:
     keys = namespace(1, lora="long").keys(range(20_000))
     with hosts.second.client.find_groups([GroupKeys(FullAttention(1), keys)]) as match:
-        assert "4096 pages" in repr(hosts.second.client.locate_groups(match))
+        assert "4096 pages" in repr(hosts.second.client.locate(match))
 
 
 def test_pages_in_memory_on_disk_and_in_the_fleet_make_one_hit(hosts: Hosts, tmp_path: Path) -> None:
@@ -219,5 +219,5 @@ def test_without_a_fleet_nothing_is_asked() -> None:
     with RunningDaemon() as daemon, daemon.client() as client:
         keys = namespace(16, lora="none").keys(range(_TOKENS))
         with client.find_groups([GroupKeys(FullAttention(16), keys)]) as match:
-            location = client.locate_groups(match)
+            location = client.locate(match)
         assert location.ready and location.longest_hit() is None and not location.rate

@@ -222,7 +222,7 @@ def test_without_a_daemon_all_groups_miss(tmp_path: Path) -> None:
             assert (found.tokens, found.available_tokens, len(found), found.start_pages) == (0, 0, 0, (0, 0, 0))
             assert [match.keys for match in found.matches] == [one.keys[:0] for one in asked()]
             assert repr(found) == "<GroupMatch 0 tokens of 3 groups, 0.0 MiB>"
-            assert alone.prefetch_groups(found).ready
+            assert alone.prefetch(found).ready
             alone.count_lookup(found.lookup)
         with pytest.raises(ValueError, match="at least one group"):
             alone.match_groups([])
@@ -241,7 +241,7 @@ def test_one_prefetch_requests_all_pages_on_disk(daemon: FakeDiskDaemon, client:
     with client.match_groups([full, window, state]) as found:
         assert (found.tokens, found.available_tokens) == (96, 192)
         assert repr(found) == "<GroupMatch 96 tokens of 3 groups, 0.0 MiB, 96 more tokens on disk>"
-        prefetch = client.prefetch_groups(found, timeout=5)
+        prefetch = client.prefetch(found, timeout=5)
         peer, request = daemon.next_fetch()
         wanted = [full.keys[at] for at in range(6, 9)] + [full.keys[9], window.keys[9], full.keys[10], window.keys[10]]
         assert request.keys == b"".join([*wanted, full.keys[11], window.keys[11], state.keys[3]])
@@ -250,7 +250,7 @@ def test_one_prefetch_requests_all_pages_on_disk(daemon: FakeDiskDaemon, client:
         assert eventually(lambda: prefetch.ready) and prefetch.wait(0) == 10
     with client.match_groups([full, window, state]) as found:
         assert (found.tokens, found.available_tokens, found.missing()) == (192, 192, b"")
-        assert client.prefetch_groups(found).ready and daemon.fetches.empty()
+        assert client.prefetch(found).ready and daemon.fetches.empty()
         loads(client, found)
     assert daemon.write_out() == 10 + 10, "no page is pinned any more"
 
@@ -265,7 +265,7 @@ def test_a_real_daemon_with_a_real_disk() -> None:
         daemon.until_written()  # the disk only reads from here on
         with client.match_groups(groups) as found:
             assert (found.tokens, found.available_tokens) == (0, 144)
-            assert client.prefetch_groups(found).wait(PATIENCE_S) == 9 + 3 + 1
+            assert client.prefetch(found).wait(PATIENCE_S) == 9 + 3 + 1
         with client.match_groups(groups) as found:
             assert (found.tokens, found.available_tokens, found.start_pages) == (144, 144, (0, 6, 2))
             loads(client, found)

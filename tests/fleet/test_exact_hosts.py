@@ -14,6 +14,7 @@ from eventually import eventually
 from fleet_conformance import FIELDS, UNUSED_WITHOUT_KEY, changed
 from fleet_host import PATIENT, FleetHost, key_file, keys_of, pages_of
 from fleet_pages import OpenedFleet, whole_object
+from fleet_questions import hit_in_fleet
 from hybrid_engine import TOKENS, HybridEngine, tables
 from model_ranks import GROUPS, MODELS, PAGE_TOKENS, PAGES, Group, keys_of_prompt, load_parts, store_part
 from pagetier.client import Client, Keys
@@ -91,9 +92,9 @@ def test_ranks_of_another_degree_load_the_pages(fleet: Fleet, model: str, writer
 
 def read_in(client: Client, keys: Keys) -> None:
     """Reads pages from the fleet into memory."""
-    location = client.locate(keys)
-    assert location.wait(10.0) == len(keys)
-    assert client.prefetch(keys, 10.0, location).wait(10.0) == len(keys)
+    hit = hit_in_fleet(client, keys, 10.0)
+    assert hit is not None and hit.tokens == len(keys) * keys.namespace.page_tokens
+    assert client.prefetch(hit, 10.0).wait(10.0) == len(keys)
 
 
 def test_three_groups_are_loaded_at_one_token(fleet: Fleet) -> None:

@@ -12,7 +12,9 @@ import pytest
 
 from eventually import eventually
 from fleet_host import OPEN_S, FleetHost, keys_of, pages_of
+from fleet_questions import hit_in_fleet, located
 from hanging_s3 import HangingS3, hanging_s3
+from pagetier.shm._core import KEY_BYTES
 from pagetier.tiers.base import TierError
 from pagetier.tiers.fleet.object_store import StoreSettings
 from pagetier.tiers.fleet.objects import HEADER_BYTES
@@ -76,12 +78,12 @@ def test_a_daemon_stops_while_all_requests_hang(server: HangingS3) -> None:
         assert host.client.store(keys_of("write", 4), pages_of(4, SIZE)).stored == 4
         assert eventually(lambda: "PUT" in server.hung, OPEN_S)
         server.hangs, server.object_bytes = frozenset({"PUT", "GET"}), HEADER_BYTES + SIZE
-        located = host.client.locate(keys_of("read", 4))
-        assert located.wait(OPEN_S) == 4
-        _prefetch = host.client.prefetch(keys_of("read", 4), timeout=60.0, located=located)
+        hit = hit_in_fleet(host.client, keys_of("read", 4), OPEN_S)
+        assert hit is not None and len(hit.keys) == 4 * KEY_BYTES
+        _prefetch = host.client.prefetch(hit, timeout=60.0)
         assert eventually(lambda: "GET" in server.hung, OPEN_S)
         server.hangs |= {"HEAD"}
-        _question = host.client.locate(keys_of("ask", 4))
+        _question = located(host.client, keys_of("ask", 4))
         assert eventually(lambda: "HEAD" in server.hung, OPEN_S)
         assert host.daemon.stop() == 0
         log = host.daemon.log.read_text()

@@ -47,7 +47,7 @@ class FakeClient:
     def sample_lookup(self, match: Any) -> None:
         pass
 
-    def prefetch_groups(self, match: Any, timeout: float) -> Any:
+    def prefetch(self, match: Any, timeout: float) -> Any:
         self.asked.set()
         assert self.takes.wait(30)
         self.timeout = timeout

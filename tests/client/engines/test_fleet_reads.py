@@ -62,13 +62,13 @@ class _SlowFleet:
         self._open: list[Callable[[], object]] = []
         self.session = SimpleNamespace(asks_fleet=True)
 
-    def locate_groups(self, match: Any) -> Any:
+    def locate(self, match: Any) -> Any:
         def longest_hit(most_bytes: float = math.inf) -> Any:
             return hit_of(match.asked) if most_bytes >= 4 else None
 
         return SimpleNamespace(match=match, longest_hit=longest_hit, call_when_ready=lambda call: call())
 
-    def prefetch_groups(self, match: object, timeout: float, hit: object) -> Any:
+    def prefetch(self, hit: object, timeout: float) -> Any:
         self.read_s.append(timeout)
         wait = lambda timeout: 4  # noqa: E731
         return SimpleNamespace(ready=False, pages=4, wait=wait, call_when_ready=self._open.append)

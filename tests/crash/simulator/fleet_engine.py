@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 
+from fleet_questions import hit_in_fleet
 from oracle.journal import Reported
 from simulator.engine import TIMEOUT_S, EngineContext, SimulatedEngine
 from simulator.scenes import Chain
@@ -40,10 +41,7 @@ def load(engine: SimulatedEngine, chain: Chain, timeout: float = TIMEOUT_S) -> i
 
 def bring_and_load(engine: SimulatedEngine, chain: Chain) -> int:
     """Locates a prompt as a scheduler does, prefetches what the fleet has, and loads it. Returns as load()."""
-    client = engine.client
-    with client.match(chain.keys) as match:
-        rest = chain.keys[match.available_pages :]
-    location = client.locate(rest) if len(rest) else None
-    if location is not None and location.wait(TIMEOUT_S):
-        client.prefetch(chain.keys, TIMEOUT_S, location).wait(TIMEOUT_S)
+    hit = hit_in_fleet(engine.client, chain.keys, TIMEOUT_S)
+    if hit is not None:
+        engine.client.prefetch(hit, TIMEOUT_S).wait(TIMEOUT_S)
     return engine.verify(chain).loaded

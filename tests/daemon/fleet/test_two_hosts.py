@@ -16,6 +16,9 @@ import pytest
 from eventually import PATIENCE_S, eventually
 from fleet_host import FleetHost, Pages, keys_of
 from fleet_host import pages_of as random_pages
+from fleet_questions import hit_in_fleet, located
+from pagetier.client import Client, FullAttention, Keys
+from pagetier.client.adapters import GroupKeys, LocatedHit
 from running_daemon import RunningDaemon
 
 PAGE = 100_000
@@ -35,6 +38,13 @@ class Host(FleetHost):
         """Returns how many pages were loaded, and the memory."""
         load = self.load(name, count, PAGE, PATIENCE_S)
         return load.pages, load.out
+
+
+def found_in_fleet(client: Client, keys: Keys, pages: int) -> LocatedHit:
+    """Returns the hit, which has this number of pages of the fleet."""
+    hit = hit_in_fleet(client, keys, PATIENCE_S)
+    assert hit is not None and hit.tokens == pages * keys.namespace.page_tokens
+    return hit
 
 
 def limited(ask: float, timeout: float) -> tuple[str, ...]:
@@ -79,11 +89,8 @@ def test_pages_of_one_host_are_located_and_loaded_on_the_other(hosts: tuple[Host
     keys = keys_of("shared", 30)
     with second.client.match(keys) as match:
         assert (len(match), match.available_pages) == (0, 0)
-    location = second.client.locate(keys)
-    assert location.wait(PATIENCE_S) == 20 and location.page_sizes.tolist() == [PAGE] * 20 + [0] * 10
-    located = second.client.locate(keys[:5])
-    assert located.wait(PATIENCE_S) == 5
-    assert second.client.prefetch(keys[:5], located=located).wait(PATIENCE_S) == 5
+    assert found_in_fleet(second.client, keys, 20).fleet_bytes == 20 * PAGE
+    assert second.client.prefetch(found_in_fleet(second.client, keys[:5], 5)).wait(PATIENCE_S) == 5
     with second.client.match(keys) as match:
         assert len(match) == 5
     loaded, out = second.loaded("shared", 30)
@@ -100,8 +107,8 @@ def test_fifty_questions_at_once_are_all_answered(hosts: tuple[Host, Host], stor
     first, second = hosts
     first.share("fifty", pages_of(4))
     (store / "delay").write_text("0.02")
-    locations = [second.client.locate(keys_of("fifty", 4)) for _ in range(50)]
-    assert [location.wait(PATIENCE_S) for location in locations] == [4] * 50
+    locations = [located(second.client, keys_of("fifty", 4)) for _ in range(50)]
+    assert all(location.wait(PATIENCE_S) for location in locations)
     assert not second.report.openings, "a fleet that is asked much has not failed"
 
 
@@ -125,14 +132,15 @@ def test_a_page_that_the_fleet_has_is_not_written_again(hosts: tuple[Host, Host]
     assert eventually(lambda: second.report.present == 3), second.report
 
 
-@pytest.mark.parametrize(("questions", "pages"), [(4000, 256), (20, 8192)])
+@pytest.mark.parametrize(("questions", "pages"), [(4000, 256), (40, 4096)])
 def test_a_client_that_drops_its_questions_is_served(hosts: tuple[Host, Host], questions: int, pages: int) -> None:
     """The daemon serves no client that reads none of its responses, which are more than a MiB here."""
     client, keys = hosts[0].client, keys_of("nowhere", pages)
-    assert client.locate(keys).wait(PATIENCE_S) == 0  # from now on the daemon answers at once
-    for _ in range(questions):
-        client.locate(keys)
-    assert client.locate(keys).wait(PATIENCE_S) == 0
+    with client.find_groups([GroupKeys(FullAttention(keys.namespace.page_tokens), keys)]) as nothing:
+        assert not client.locate(nothing).wait(PATIENCE_S)  # from now on the daemon answers at once
+        for _ in range(questions):
+            client.locate(nothing)
+        assert not client.locate(nothing).wait(PATIENCE_S)
     assert client.store(keys_of("new", 3), pages_of(3)).stored == 3
 
 
@@ -188,10 +196,9 @@ def test_a_store_that_hangs_while_it_is_read_does_not_prolong_a_prefetch(hosts: 
     first, second = hosts
     first.share("slow", pages_of(4))
     keys = keys_of("slow", 4)
-    located = second.client.locate(keys)
-    assert located.wait(PATIENCE_S) == 4
+    hit = found_in_fleet(second.client, keys, 4)
     delay(store, math.inf)
-    prefetch = second.client.prefetch(keys, 0.3, located)
+    prefetch = second.client.prefetch(hit, 0.3)
     assert prefetch.wait(PATIENCE_S) == 0 and prefetch.ready, "the daemon answered"
     assert second.daemon.header().open_entries == 4, "the pages are still being read"
 
@@ -218,11 +225,10 @@ def test_objects_that_are_gone_or_damaged_are_misses(hosts: tuple[Host, Host], s
     first, second = hosts
     first.share("lost", pages_of(4))
     keys = keys_of("lost", 4)
-    located = second.client.locate(keys)
-    assert located.wait(PATIENCE_S) == 4
+    hit = found_in_fleet(second.client, keys, 4)
     for path in [path for path in store.rglob("*") if path.is_file()]:
         path.write_bytes(path.read_bytes()[:-1] + b"?")
-    assert second.client.prefetch(keys, located=located).wait(PATIENCE_S) == 0
+    assert second.client.prefetch(hit).wait(PATIENCE_S) == 0
     with second.client.match(keys) as match:
         assert len(match) == 0
     shutil.rmtree(store)
@@ -235,4 +241,4 @@ def test_a_wrong_store_is_named_once_and_the_rest_works(tmp_path: Path) -> None:
         with daemon.client() as client:
             assert client.store(keys_of("own", 2), pages_of(2)).stored == 2
             assert client.session is not None and not client.session.asks_fleet
-            assert client.locate(keys_of("own", 2)).ready
+            assert located(client, keys_of("own", 2)).ready
