@@ -232,9 +232,9 @@ def measure(scale: Scale) -> Iterator[Result]:
 
 
 def _pinned(client: Client, began: float, arena: int) -> Result:
-    while client.arenas.progress < 1.0 and time.perf_counter() < began + 60:
+    while client.attachment.arenas.progress < 1.0 and time.perf_counter() < began + 60:
         time.sleep(0.01)
-    against = f"{arena / 1e9:.1f} GB, {100 * client.arenas.progress:.0f} % pinned, with the model's start"
+    against = f"{arena / 1e9:.1f} GB, {100 * client.attachment.arenas.progress:.0f} % pinned, with the model's start"
     return Result("arena_pinned", time.perf_counter() - began, "s", against)
 
 

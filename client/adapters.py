@@ -10,10 +10,11 @@ from pagetier.client.groups import Group
 from pagetier.client.load_or_compute import LoadOrCompute
 from pagetier.client.match import MatchHandle
 from pagetier.client.paged_blocks import Blocks, Part
-from pagetier.client.pending_reservation import PendingReservation
+from pagetier.client.pending_reservation import PendingReservation, reserve_async
 from pagetier.client.prefetch import Prefetch
 from pagetier.client.prompt_reader import PromptReader
 from pagetier.client.reservation import Reservation
+from pagetier.client.session_lookups import adopt, count_lookup, find, sample_lookup
 from pagetier.kernels.layout.named_layouts import LAYOUT_NAMES
 from pagetier.shm.protocol import Prompt
 
@@ -34,5 +35,10 @@ __all__ = [
     "Prompt",
     "PromptReader",
     "Reservation",
+    "adopt",
+    "count_lookup",
+    "find",
     "open_copier",
+    "reserve_async",
+    "sample_lookup",
 ]

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -229,6 +230,14 @@ class Attachment:
             except (OSError, ValueError) as error:
                 log.debug("cannot map the arena in advance, each page is mapped at its first use: %s", error)
                 return
+
+
+class AttachedClient(Protocol):
+    """The part of a Client that reaches the daemon."""
+
+    @property
+    def attachment(self) -> Attachment:
+        """See Client.attachment."""
 
 
 def _retire_soon(session: Session) -> None:

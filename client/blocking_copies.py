@@ -12,6 +12,7 @@ from pagetier.client.load_or_compute import LoadOrCompute
 from pagetier.client.match import Match
 from pagetier.client.page_client import PageClient
 from pagetier.client.paged_blocks import Blocks
+from pagetier.client.prompt_reader import PromptReader
 from pagetier.client.store_result import StoreResult
 from pagetier.kernels.layout.slot_map import SlotMap
 from pagetier.kernels.layout.transfer import PagedCache
@@ -117,7 +118,7 @@ class DeviceCopies:
     def _read_rest(self, match: Match, pages: range, timeout: float, rule: LoadOrCompute | None) -> Iterator[Match]:
         """Yields a match that includes those of these pages that reached memory in time, from disk or fleet."""
         unread, present = unread_prefix(match, pages.start, pages.stop), pages.start * match.page_tokens
-        if unread is None or not self._client.reader(rule).read(unread, present, Deadline(timeout)):
+        if unread is None or not PromptReader(self._client, rule).read(unread, present, Deadline(timeout)):
             yield match
             return
         with match.again() as longer:

@@ -41,7 +41,7 @@ class Client(PageClient):
 
     The client attaches in the background. If a daemon's socket accepts connections, store(), reserve() and load() wait
     for the attachment, at most their timeout. They do not wait if there is no daemon or the daemon rejects the client.
-    match(), prefetch() and reserve_async() never wait for the attachment.
+    match() and prefetch() never wait for the attachment.
 
     `timeout` is a number of seconds everywhere; None stands for the client's own timeout.
 

@@ -112,7 +112,7 @@ class GroupMatch(msgspec.Struct, frozen=True, eq=False):
         return any(match.pinned for match in self.matches)
 
     def to_handle(self) -> tuple[MatchHandle, ...]:
-        """Returns a handle for each group. Another process of the same engine passes each of them to Client.adopt()."""
+        """Returns a handle for each group. Another process of the same engine passes each of them to adopt()."""
         return tuple(match.to_handle() for match in self.matches)
 
     def first_key_after(self, tokens: int) -> bytes:

@@ -15,7 +15,7 @@ from pagetier.shm._core import Pins, miss
 class MatchHandle(msgspec.Struct, frozen=True):
     """A match that is passed to another process of the same engine: 12 bytes a page. It pins nothing.
 
-    The process that matched keeps its match until the other process has called Client.adopt() or AsyncCopier.load().
+    The process that matched keeps its match until the other process has called adopt() or AsyncCopier.load().
     Pages that were evicted before that are a miss there. len() is the number of pages.
 
     Attributes:
@@ -40,7 +40,7 @@ class MatchHandle(msgspec.Struct, frozen=True):
 class Match(Pins):
     """The longest cached prefix of some keys. Its pages can be loaded until release() or the end of a `with` block.
 
-    Made by Client.match(), again() and Client.adopt(). len() is the number of pinned pages. Pickling a match gives a
+    Made by Client.match(), again() and adopt(). len() is the number of pinned pages. Pickling a match gives a
     MatchHandle. A match that is dropped is released.
 
     A pinned page cannot be evicted or changed. If a stopping daemon releases its memory, pages that are not being

@@ -7,37 +7,34 @@ import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
-
 from pagetier.client.arguments import natural_of, seconds_left
 from pagetier.client.attachment import Attachment, display_name
 from pagetier.client.destinations import destination_of, unpinned_prefix_of
 from pagetier.client.flush import flush
 from pagetier.client.group_fleet_lookup import GroupLocation, LocatedHit, pages_to_read, request_group_location
-from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup, matched, missed, sample
+from pagetier.client.group_match import GroupKeys, GroupMatch, matched, missed
 from pagetier.client.hints import NO_HINT, Hint, send_hint
 from pagetier.client.keys import Keys, Namespace, require_keys
 from pagetier.client.load_or_compute import LoadOrCompute
-from pagetier.client.match import Match, MatchHandle, rematched
+from pagetier.client.match import Match, rematched
 from pagetier.client.misuse import (
     Misuse,
     MisuseLog,
     first_page,
     reject_keys,
-    require_handle,
     require_namespace,
     seconds_to_wait,
     why_nothing_loaded,
 )
 from pagetier.client.paged_blocks import WHOLE, Blocks, Part, require_named, required_part
-from pagetier.client.pending_reservation import PageSizes, PendingReservation, packed_sizes, reservation_request
+from pagetier.client.pending_reservation import PageSizes, packed_sizes, reservation_request
 from pagetier.client.prefetch import Prefetch, prefetch_request
 from pagetier.client.prompt_reader import PromptReader
 from pagetier.client.reconnect import LinkEvent, log_event
 from pagetier.client.reservation import Reservation
+from pagetier.client.session_lookups import count_lookup, sample_lookup
 from pagetier.client.store_result import StoreResult
 from pagetier.kernels.host.buffers import Access, HostBuffers, pages_of
-from pagetier.kernels.pinning.pinned_arenas import PinnedArenas
 from pagetier.shm._core import KEY_BYTES, Session, miss
 from pagetier.shm.clock import Deadline
 from pagetier.shm.failpoints import point
@@ -86,9 +83,9 @@ class PageClient:
         return self._own_attachment().session
 
     @property
-    def arenas(self) -> PinnedArenas:
-        """The memory of the arena that this process has registered with GPU drivers, shared by all of its copiers."""
-        return self._own_attachment().arenas
+    def attachment(self) -> Attachment:
+        """The attachment of this process, for the functions of `pagetier.client.adapters`. It changes after a fork."""
+        return self._own_attachment()
 
     def match(self, keys: Keys) -> Match:
         """Returns the longest cached prefix of the keys, pinned until it is released.
@@ -113,32 +110,20 @@ class PageClient:
         except AttributeError as error:
             reject_keys(keys, error)
 
-    def find(self, keys: Keys) -> Match:
-        """Returns the same as match(), with the same argument, and does not count a lookup.
-
-        For an engine that counts a request with count_lookup(). Loading the match counts no tokens.
-        """
-        require_keys(keys, "find()")
-        session = self._attachment.session
-        if session is None or not session.usable:
-            self._own_attachment()
-            return self._miss(keys)
-        return session.rematch(Match, keys, keys.data, miss(Match, keys, 0))
-
     def match_groups(self, groups: Sequence[GroupKeys], limit: int | None = None) -> GroupMatch:
         """Returns the longest hit on which all layer groups of a model agree, pinned until it is released.
 
         The call sends no message and waits for nothing. It counts as one lookup, and all tokens after the hit count as
-        missed. An engine that matches a request several times uses find_groups() and count_lookup() instead. Raises
-        ValueError if there are no groups, or more than 64.
+        missed. An engine that matches a request several times uses find_groups(), and count_lookup() of
+        `pagetier.client.adapters`, instead. Raises ValueError if there are no groups, or more than 64.
 
         Args:
             groups: The keys of one prompt in each group; at most 64.
             limit: The number of tokens that the hit may have at most; None for no limit.
         """
-        match = self.find_groups(groups, limit)
-        self.count_lookup(match.lookup)
-        self.sample_lookup(match)
+        match, session = self.find_groups(groups, limit), self._attachment.session
+        count_lookup(session, match.lookup)
+        sample_lookup(session, match)
         return match
 
     def find_groups(self, groups: Sequence[GroupKeys], limit: int | None = None) -> GroupMatch:
@@ -148,38 +133,6 @@ class PageClient:
             self._own_attachment()
             return missed(groups)
         return matched(session, groups, limit)
-
-    def count_lookup(self, lookup: Lookup) -> None:
-        """Counts the lookup of a request that was matched with find_groups(), once its outcome is known."""
-        session = self._attachment.session
-        if session is not None:
-            session.count_lookup(*msgspec.structs.astuple(lookup))
-
-    def sample_lookup(self, match: GroupMatch) -> None:
-        """Lets the daemon learn what a request looked up, for `pagetier advise`: once, with its first match.
-
-        It is for a match of find_groups(); match() and match_groups() do it themselves. Only groups count whose pages
-        are useless without those before them. Sends no message.
-        """
-        session = self._attachment.session
-        if session is not None:
-            sample(session, match)
-
-    def adopt(self, handle: MatchHandle) -> Match:
-        """Returns a match of another process of the same engine, pinned by this process too. Never waits.
-
-        The match ends before the first page that was evicted since the other process pinned it. It is empty if this
-        process is not attached to the same segments. Its `keys` are None, so load() copies pinned pages only.
-
-        Args:
-            handle: The handle that Match.to_handle(), or pickling the match, gave. The other process keeps its match
-                until this call has returned.
-        """
-        require_handle(handle)
-        session = self._own_attachment().session
-        if session is None or session.segments_id != handle.segments_id:
-            return miss(Match, handle.page_tokens, len(handle))
-        return session.repin(Match, handle.page_tokens, handle.entries, handle.serials)
 
     def locate(self, match: GroupMatch, timeout: float | None = None) -> GroupLocation:
         """Asks in one message which pages of all groups after a match the fleet has, and returns without waiting.
@@ -221,14 +174,6 @@ class PageClient:
         pending.send_and_leave(self._seconds(None))
         return Prefetch(pending, len(keys) // KEY_BYTES)
 
-    def reader(self, rule: LoadOrCompute | None = None) -> PromptReader:
-        """Returns what reads pages from disk and fleet, for engines that do more than load() does.
-
-        Args:
-            rule: Says what is loaded and what is computed; by default everything is loaded.
-        """
-        return PromptReader(self._own_attachment, LoadOrCompute() if rule is None else rule)
-
     def load(
         self,
         match: Match,
@@ -266,7 +211,7 @@ class PageClient:
         destination = destination_of(match, out, start_page, self.threads)
         unpinned = unpinned_prefix_of(match, destination)
         deadline, present = Deadline(self._seconds(timeout)), start_page * match.page_tokens
-        read = self.reader(rule).plan(unpinned, present, deadline) if unpinned is not None else None
+        read = PromptReader(self, rule).plan(unpinned, present, deadline) if unpinned is not None else None
         if unpinned is None or read is None:
             return destination.copy(match, 0) or self._nothing_loaded(match, out, start_page)
         try:
@@ -356,20 +301,6 @@ class PageClient:
         if attachment.linked is None:
             attachment.wait_linked(seconds)
         return reservation_request(attachment, keys, sizes, part, hint).send_and_collect(deadline)
-
-    def reserve_async(
-        self, keys: Keys, sizes: PageSizes, part: Part = WHOLE, timeout: float | None = None, hint: Hint = NO_HINT
-    ) -> PendingReservation:
-        """Returns a request for memory for pages, sent without waiting for the response: for a forward pass.
-
-        The arguments and errors are those of reserve(), except for `timeout`, which limits sending only. With 0 the
-        call never waits: if the socket does not take the request, the result is `unsent`. A request for thousands of
-        keys may then be sent in part, which ends the attachment; the client attaches again on its own.
-        """
-        require_keys(keys, "reserve_async()")
-        pending = reservation_request(self._own_attachment(), keys, sizes, part, hint)
-        pending.send_and_leave(self._seconds(timeout))
-        return PendingReservation(pending, len(keys), part)
 
     def hint(self, keys: Keys, hint: Hint, timeout: float | None = None) -> bool:
         """Says what is known of pages: that their session is over or when it returns, or that they are to be kept.

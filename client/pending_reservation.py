@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.client.attachment import Attachment
+from pagetier.client.attachment import AttachedClient, Attachment
 from pagetier.client.fleet_lookup import space_of
 from pagetier.client.hints import NO_HINT, Hint, require_hint
-from pagetier.client.keys import Keys
-from pagetier.client.paged_blocks import Part, required_part
+from pagetier.client.keys import Keys, require_keys
+from pagetier.client.misuse import MisuseLog, seconds_to_wait
+from pagetier.client.paged_blocks import WHOLE, Part, required_part
 from pagetier.client.pending_request import PendingRequest
 from pagetier.client.reservation import Reservation
 from pagetier.shm._core import page_requests
@@ -24,8 +25,15 @@ PageSizes: TypeAlias = "int | Sequence[int] | npt.NDArray[np.uint64]"
 _SIZE_BYTES: Final = 8
 
 
+class ReservingClient(AttachedClient, Protocol):
+    """The part of a Client that reserve_async() uses."""
+
+    timeout: float
+    misuse: MisuseLog
+
+
 class PendingReservation:
-    """A reservation that was requested and not collected yet. Made by Client.reserve_async(). Thread-safe.
+    """A reservation that was requested and not collected yet. Made by reserve_async(). Thread-safe.
 
     It is collected with wait() or cancelled with cancel(); dropping it cancels it. In a forked child every page is
     rejected.
@@ -84,6 +92,34 @@ class PendingReservation:
     def __repr__(self) -> str:
         state = "collected" if self._pending.collected else "ready" if self.ready else "requested"
         return f"<PendingReservation of {self.pages} pages, {state}>"
+
+
+def reserve_async(
+    client: ReservingClient,
+    keys: Keys,
+    sizes: PageSizes,
+    part: Part = WHOLE,
+    timeout: float | None = None,
+    hint: Hint = NO_HINT,
+) -> PendingReservation:
+    """Returns a request for memory for pages, sent without waiting for the response: for a forward pass.
+
+    The errors are those of Client.reserve(). A request for thousands of keys may be sent in part, which ends the
+    attachment; the client attaches again on its own.
+
+    Args:
+        client: The client.
+        keys: See Client.reserve().
+        sizes: See Client.reserve().
+        part: See Client.reserve().
+        timeout: Seconds for sending; None for the client's timeout. With 0 the call never waits: if the socket does not
+            take the request, the result is `unsent`.
+        hint: See Client.reserve().
+    """
+    require_keys(keys, "reserve_async()")
+    pending = reservation_request(client.attachment, keys, sizes, part, hint)
+    pending.send_and_leave(seconds_to_wait(client.timeout if timeout is None else timeout, client.misuse))
+    return PendingReservation(pending, len(keys), part)
 
 
 def reservation_request(

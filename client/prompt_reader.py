@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from pagetier.client.attachment import Attachment
+from pagetier.client.attachment import AttachedClient
 from pagetier.client.group_fleet_lookup import GroupLocation, LocatedHit, request_group_location
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.load_or_compute import Decision, LoadOrCompute
@@ -69,19 +69,19 @@ class TierRead:
 
 
 class PromptReader:
-    """Reads pages that a match has not pinned. Made by Client.reader(). Thread-safe.
+    """Reads pages that a match has not pinned, for engines that do more than Client.load() does. Thread-safe.
 
     Args:
-        attachment: Returns the attachment of this process.
-        rule: Says what is read, and learns how long reads take.
+        client: The client.
+        rule: Says what is read and what is computed, and learns how long reads take; by default everything is read.
 
     Attributes:
         rule: The rule.
     """
 
-    def __init__(self, attachment: Callable[[], Attachment], rule: LoadOrCompute) -> None:
-        self.rule = rule
-        self._attachment = attachment
+    def __init__(self, client: AttachedClient, rule: LoadOrCompute | None = None) -> None:
+        self.rule = LoadOrCompute() if rule is None else rule
+        self._client = client
 
     def read(self, found: GroupMatch, present: int, deadline: Deadline) -> bool:
         """Reads what is worth it, and waits for it; see plan().
@@ -122,7 +122,7 @@ class PromptReader:
         Returns:
             The read; None if nothing is worth it.
         """
-        on_disk, attachment = range(max(present, found.tokens), found.available_tokens), self._attachment()
+        on_disk, attachment = range(max(present, found.tokens), found.available_tokens), self._client.attachment
         session = attachment.session
         if session is None or not (on_disk or (session.asks_fleet and deadline.left)):
             return None
@@ -148,7 +148,7 @@ class PromptReader:
         """Returns what the fleet has of the tokens after a match; None if it has none, or is not worth asking."""
         if not timeout or not self.rule.asks(LowerTier.FLEET, needed, clock.now()):
             return None
-        location = request_group_location(self._attachment(), found, deadline.left)
+        location = request_group_location(self._client.attachment, found, deadline.left)
         longest = self.rule.longest_wait(LowerTier.FLEET, needed)
         return location if location.wait(min(timeout, longest)) else None
 
@@ -167,7 +167,7 @@ class PromptReader:
         # daemon's fault and not the disk's.
         left = deadline.left
         timeout = left - min(RESPONSE_S, left / 8)
-        pending = prefetch_request(self._attachment(), keys, timeout, hit.fleet if hit else None)
+        pending = prefetch_request(self._client.attachment, keys, timeout, hit.fleet if hit else None)
         sent = SentRead(tier, tokens - begins, 0, 0.0, timeout)
         begun = _measured(self.rule, pending, sent, len(keys) // KEY_BYTES)
         return TierRead(tokens, pending, begun, deadline, self.rule.longest_wait(tier, needed))

@@ -18,6 +18,7 @@ from pagetier.client.keys import Keys
 from pagetier.client.load_or_compute import ProcessRule
 from pagetier.client.misuse import require_same
 from pagetier.client.page_client import PageClient
+from pagetier.client.prompt_reader import PromptReader
 from pagetier.client.registered_cache import RegisteredCache
 from pagetier.client.store_result import StoreResult
 from pagetier.kernels.layout.slot_map import Ids, SlotMap
@@ -234,7 +235,7 @@ class RegisteredGroups:
             yield match
             return
         with self._client.find_groups(match.groups, limit) as reachable:
-            read = self._client.reader(self._rule.rule).read(reachable, match.tokens, deadline)
+            read = PromptReader(self._client, self._rule.rule).read(reachable, match.tokens, deadline)
         if not read:
             yield match
             return

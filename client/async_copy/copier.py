@@ -11,12 +11,13 @@ from pagetier.client.async_copy.handles import LoadHandle, StoreHandle
 from pagetier.client.async_copy.job import Counts
 from pagetier.client.async_copy.load_job import LoadingJob, pinned_source
 from pagetier.client.async_copy.store_job import StoringJob
-from pagetier.client.async_copy.store_resources import ReservingClient, StoreResources
+from pagetier.client.async_copy.store_resources import StoreResources
 from pagetier.client.async_copy.stream_queue import Drive, StreamQueue, in_thread
 from pagetier.client.async_copy.throttle import BandwidthCap, CopyBacklog, Rate
 from pagetier.client.keys import Keys
 from pagetier.client.match import Match, MatchHandle
 from pagetier.client.paged_blocks import part_of, require_named
+from pagetier.client.pending_reservation import ReservingClient
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.config.settings_file import load_settings
 from pagetier.kernels.device import Device, Direction, EngineEvent
@@ -24,7 +25,6 @@ from pagetier.kernels.host.host_device import HostDevice
 from pagetier.kernels.layout.frames import Frames
 from pagetier.kernels.layout.slot_map import SlotMap
 from pagetier.kernels.layout.transfer import PagedCache
-from pagetier.kernels.pinning.pinned_arenas import PinnedArenas
 from pagetier.kernels.pinning.pinning import Registering, Unregistering
 from pagetier.shm._core import Session
 from pagetier.shm.clock import Deadline
@@ -50,10 +50,6 @@ class OpeningClient(CopyingClient, Protocol):
     """The part of a Client that is needed to open a copier."""
 
     threads: int
-
-    @property
-    def arenas(self) -> PinnedArenas:
-        """See Client.arenas."""
 
 
 class AsyncCopier:
@@ -277,7 +273,7 @@ def copier_pinning(
         registrar: Pins memory, and unpins it.
         device: Makes the device from a function that returns whether all of some frames are pinned by now.
     """
-    claim = client.arenas.claim(*registrar)
+    claim = client.attachment.arenas.claim(*registrar)
     pinning = claim.watched(device(claim.ready))
     if client.session is not None:
         claim.begin(client.session)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Final, Protocol
+from typing import Final
 
 from pagetier.client.async_copy.job import Counts
 from pagetier.client.async_copy.throttle import CopyBacklog
 from pagetier.client.keys import Keys
 from pagetier.client.paged_blocks import Part
-from pagetier.client.pending_reservation import PendingReservation
+from pagetier.client.pending_reservation import PendingReservation, ReservingClient, reserve_async
 from pagetier.kernels.config.copy_settings import CopySettings
 
 _RETRY_S: Final = 2e-3
@@ -17,13 +17,6 @@ _RETRY_S: Final = 2e-3
 # and a request that is sent in part ends the attachment, so longer requests get some time.
 _SENT_AT_ONCE: Final = 1500
 _SENDING_S: Final = 0.25
-
-
-class ReservingClient(Protocol):
-    """The part of a Client that stores use."""
-
-    def reserve_async(self, keys: Keys, sizes: int, part: Part, timeout: float) -> PendingReservation:
-        """See Client.reserve_async()."""
 
 
 class StoreResources:
@@ -52,7 +45,7 @@ class StoreResources:
         if now < self.next_attempt:
             return None
         sending = 0.0 if len(keys) <= _SENT_AT_ONCE else min(_SENDING_S, self.settings.reserve_timeout)
-        pending = self._client.reserve_async(keys, self._page_bytes, self._part, sending)
+        pending = reserve_async(self._client, keys, self._page_bytes, self._part, sending)
         if pending.unsent:
             self.next_attempt = now + _RETRY_S
             return None

@@ -16,6 +16,7 @@ import msgspec
 from pagetier.client.client import Client
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.reconnect import LinkEvent, LinkState
+from pagetier.client.session_lookups import find
 from pagetier.shm import clock
 from pagetier.shm.clock import Deadline
 from pagetier.shm.daemon_link import Link, LinkError
@@ -112,7 +113,7 @@ class SelfTest:
 
     def match(self) -> str:
         """Finds the page."""
-        with self._client.find(self._keys) as match:
+        with find(self._client.session, self._keys) as match:
             if len(match) != 1:
                 raise StepError("the page that was stored is not found: it was evicted, or the arena is too small")
         return "found it"
@@ -120,7 +121,7 @@ class SelfTest:
     def load(self) -> str:
         """Loads the page and compares its bytes."""
         loaded = bytearray(_PAGE_BYTES)
-        with self._client.find(self._keys) as match:
+        with find(self._client.session, self._keys) as match:
             if self._client.load(match, [loaded]) != 1:
                 raise StepError("the page cannot be loaded")
         if loaded != self._page:

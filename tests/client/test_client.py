@@ -15,7 +15,7 @@ from child_process import in_child
 from eventually import eventually
 from keyed_pages import SPACE, assert_exact, found, in_memory, page_of, pages_of, prompt, store
 from pagetier.client import Client, Keys, Outcome
-from pagetier.client.adapters import MatchHandle, Part
+from pagetier.client.adapters import MatchHandle, Part, adopt, reserve_async
 from running_daemon import RunningDaemon, namespace
 
 SIZE, FRAME, FRAMES = 100_000, 65_536, 256
@@ -117,7 +117,7 @@ def test_unpublished_pages_are_never_found(client: Client) -> None:
         reservation.write(0, page_of(KEYS[0], SIZE))
         assert in_memory(client, KEYS) == 0
     assert in_memory(client, KEYS) == 0
-    promise = client.reserve_async(KEYS, SIZE)
+    promise = reserve_async(client, KEYS, SIZE)
     del promise
     assert store(client, KEYS).refused == 0
 
@@ -127,7 +127,7 @@ def test_a_match_is_handed_to_another_process(daemon: RunningDaemon, client: Cli
         out = np.zeros((pages, SIZE), np.uint8)
         with Client(daemon.socket) as other:
             assert other.wait_attached(10)
-            with other.adopt(pickle.loads(handover)) as match:
+            with adopt(other.session, pickle.loads(handover)) as match:
                 assert len(match) == other.load(match, out) == pages
         assert_exact(KEYS, out)
 

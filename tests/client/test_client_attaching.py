@@ -21,6 +21,7 @@ from client_threads import client_threads, clients_end
 from eventually import PATIENCE_S, eventually, pace
 from keyed_pages import PAGE, in_memory, prompt, store
 from pagetier.client import Client
+from pagetier.client.adapters import reserve_async
 from pagetier.shm import clock
 from pagetier.shm.daemon_link import LinkError
 from rescued_wait import HOUR_S
@@ -268,7 +269,7 @@ def test_match_prefetch_and_reserve_async_do_not_wait_for_the_attachment(daemon:
     daemon.signal(signal.SIGSTOP)
     with Client(daemon.socket, timeout=HOUR_S) as client:
         assert in_memory(client, KEYS) == 0
-        assert client.prefetch(KEYS).ready and client.reserve_async(KEYS, 8).ready
+        assert client.prefetch(KEYS).ready and reserve_async(client, KEYS, 8).ready
         assert store(client, KEYS, timeout=0).refused == 10
     daemon.signal(signal.SIGCONT)
 

@@ -21,7 +21,7 @@ sys.path.insert(0, sys.argv[1])
 import numpy as np
 from copying_engine import CopyingEngine, slots_of
 from pagetier.client import Client, FullAttention, Namespace
-from pagetier.client.adapters import Blocks, GroupKeys
+from pagetier.client.adapters import Blocks, GroupKeys, adopt, reserve_async
 
 ARENA = "64MiB"
 
@@ -38,7 +38,7 @@ blocks = Blocks(engine.paged, slots_of(2))
 
 def match():
     with client.match(keys(1)) as found:
-        client.adopt(found.to_handle())
+        adopt(client.session, found.to_handle())
         return found.page_sizes, found.available_pages
 
 def match_groups():
@@ -68,8 +68,8 @@ def reserve():
         room.publish(np.array([0]))
         room.abandon(np.array([1]))
 
-def reserve_async():
-    client.reserve_async(keys(4), 1000).cancel()
+def reserve_later():
+    reserve_async(client, keys(4), 1000).cancel()
 
 def prefetch():
     client.prefetch(keys(1)).wait(0.1)

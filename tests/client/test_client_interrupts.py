@@ -12,7 +12,7 @@ from eventually import PATIENCE_S, eventually
 from interrupted_calls import each_interrupt
 from keyed_pages import found, prompt, store
 from pagetier.client import Client, Keys
-from pagetier.client.adapters import Part
+from pagetier.client.adapters import Part, reserve_async
 from running_daemon import RunningDaemon
 
 SIZE = 1000
@@ -35,8 +35,8 @@ def reserve_part(client: Client, keys: Keys) -> None:
 CALLS: dict[str, Callable[[Client, Keys], Any]] = {
     "store": lambda client, keys: store(client, keys, SIZE),
     "reserve": reserve_part,
-    "reserve_async": lambda client, keys: client.reserve_async(keys, SIZE),
-    "cancel": lambda client, keys: client.reserve_async(keys, SIZE).cancel(),
+    "reserve_async": lambda client, keys: reserve_async(client, keys, SIZE),
+    "cancel": lambda client, keys: reserve_async(client, keys, SIZE).cancel(),
     "flush": lambda client, keys: client.flush(keys.namespace),
     "prefetch": lambda client, keys: client.prefetch(keys).wait(PATIENCE_S),
 }

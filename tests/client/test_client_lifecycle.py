@@ -18,7 +18,7 @@ from child_process import in_child
 from eventually import PATIENCE_S, Second, Stopwatch, eventually
 from keyed_pages import assert_exact, found, in_memory, page_of, prompt, store
 from pagetier.client import Client, Match, Outcome
-from pagetier.client.adapters import Part
+from pagetier.client.adapters import Part, adopt
 from rescued_wait import HOUR_S, rescued_by
 from running_daemon import RunningDaemon
 
@@ -145,7 +145,7 @@ def test_after_a_stop_a_match_in_a_variable_keeps_no_memory(
     assert daemon.stop() == 0
     assert eventually(lambda: unmapped(daemon))
     assert loads_nothing(filled, match)
-    assert len(filled.adopt(match.to_handle())) == 0 and not len(match.page_sizes)
+    assert len(adopt(filled.session, match.to_handle())) == 0 and not len(match.page_sizes)
     restart(daemon, filled)
     assert loads_nothing(filled, match)
     assert store(filled, KEYS, SIZE).stored == 10

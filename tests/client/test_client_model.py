@@ -22,6 +22,7 @@ from client_world import PAGES, PROMPTS, ClientWorld, Held, Room, keys_of
 from eventually import eventually
 from keyed_pages import PAGE, assert_exact, page_of, store
 from pagetier.client import Keys, Outcome
+from pagetier.client.adapters import adopt
 
 who = st.integers(0, 2)
 chains = st.builds(keys_of, st.integers(0, PROMPTS - 1), st.integers(1, PAGES))
@@ -135,7 +136,7 @@ class ClientMachine(RuleBasedStateMachine):
     def to_handle(self, pick: int, who: int) -> None:
         w = self.world
         held = w.held[pick % len(w.held)]
-        adopted = w.clients[who].adopt(pickle.loads(pickle.dumps(held.match)))
+        adopted = adopt(w.clients[who].session, pickle.loads(pickle.dumps(held.match)))
         assert len(adopted) == len(held.keys)
         w.held.append(Held(w.clients[who], adopted, held.keys))
 

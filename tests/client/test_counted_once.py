@@ -14,6 +14,7 @@ from eventually import PATIENCE_S, eventually
 from keyed_pages import TOKENS, prompt, store
 from lookup_counts import Counted, counted
 from pagetier.client import Client, Keys
+from pagetier.client.adapters import find
 from replay_command import BLOCK, chat, replay_json, write_trace
 from running_daemon import RunningDaemon
 
@@ -57,17 +58,17 @@ def on_disk(daemon: DiskDaemon, client: Client) -> Keys:
 
 def test_what_is_found_with_find_is_not_counted(daemon: DiskDaemon, client: Client, on_disk: Keys) -> None:
     before = counted(daemon)
-    with client.find(on_disk) as match:
+    with find(client.session, on_disk) as match:
         assert len(match) == 0 and match.available_pages == PAGES
         assert client.load(match, room(), timeout=PATIENCE_S) == PAGES
-    with client.find(on_disk) as match, match.again() as longer:
+    with find(client.session, on_disk) as match, match.again() as longer:
         assert len(match) == len(longer) == PAGES and match.keys is on_disk
         assert client.load(match, room(), timeout=0) == PAGES
-    with client.find(prompt(1, PAGES)) as match:
+    with find(client.session, prompt(1, PAGES)) as match:
         assert len(match) == match.available_pages == 0 and match.asked == PAGES
     assert counted(daemon) == before
     with pytest.raises(TypeError, match="find"):
-        client.find(b"keys")  # type: ignore[arg-type]
+        find(client.session, b"keys")  # type: ignore[arg-type]
 
 
 def test_a_page_from_disk_is_counted_once(daemon: DiskDaemon, client: Client, on_disk: Keys) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pagetier import client
-from pagetier.client import adapters
+from pagetier.client import Client, adapters
 
 
 def test_every_name_is_exported_once_and_exists() -> None:
@@ -15,3 +15,4 @@ def test_every_name_is_exported_once_and_exists() -> None:
 
 def test_an_engine_needs_few_names() -> None:
     assert len(client.__all__) <= 24
+    assert len([name for name in dir(Client) if not name.startswith("_")]) <= 16

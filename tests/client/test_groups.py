@@ -19,7 +19,7 @@ from eventually import PATIENCE_S, eventually
 from fake_disk import FakeDiskDaemon
 from keyed_pages import assert_exact, prompt, store
 from pagetier.client import ChunkedAttention, Client, FullAttention, GroupMatch, Keys, Recurrent, SlidingWindow
-from pagetier.client.adapters import Group, GroupKeys, Lookup
+from pagetier.client.adapters import Group, GroupKeys, Lookup, adopt, count_lookup
 from pagetier.client.groups import grain_of
 from pagetier.shm._core import AttachmentCounts, Observer
 from running_daemon import namespace
@@ -188,7 +188,7 @@ def test_another_process_adopts_the_matches_of_all_groups(client: Client) -> Non
     with client.match_groups(groups) as found:
         handed = pickle.loads(pickle.dumps(found))
         assert handed == found.to_handle()
-        adopted = [client.adopt(handover) for handover in handed]
+        adopted = [adopt(client.session, handover) for handover in handed]
     assert [len(match) for match in adopted] == [24, 3, 1]
     for match in adopted:
         match.release()
@@ -223,7 +223,7 @@ def test_without_a_daemon_all_groups_miss(tmp_path: Path) -> None:
             assert [match.keys for match in found.matches] == [one.keys[:0] for one in asked()]
             assert repr(found) == "<GroupMatch 0 tokens of 3 groups, 0.0 MiB>"
             assert alone.prefetch(found).ready
-            alone.count_lookup(found.lookup)
+            count_lookup(alone.session, found.lookup)
         with pytest.raises(ValueError, match="at least one group"):
             alone.match_groups([])
 

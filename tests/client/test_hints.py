@@ -10,6 +10,7 @@ import pytest
 from eventually import eventually
 from keyed_pages import in_memory, prompt, store
 from pagetier.client import NO_HINT, Client, Hint
+from pagetier.client.adapters import reserve_async
 from pagetier.daemon.status.hint_report import HintReport
 from pagetier.shm._core import KEY_BYTES, HintKind
 from pagetier.shm.daemon_link import Link
@@ -84,7 +85,7 @@ def test_stores_carry_hints(learning: RunningDaemon) -> None:
         for kind in (Hint.over(), Hint.returns_within(1), Hint.returns_within(1000), NO_HINT):
             assert client.store(KEYS, bytes(10 * 100), hint=kind).refused == 0
         client.reserve(OTHERS[:5], FRAME, hint=Hint.over()).publish()
-        client.reserve_async(OTHERS[5:10], FRAME, hint=Hint.over()).wait(5.0).publish()
+        reserve_async(client, OTHERS[5:10], FRAME, hint=Hint.over()).wait(5.0).publish()
         assert counted(learning, pages=40, applied=40)
 
 

@@ -20,6 +20,7 @@ from fake_disk import FakeDiskDaemon
 from keyed_pages import pages_of, prompt, store
 from link_fixtures import never_block
 from pagetier.client import Client, page_client
+from pagetier.client.adapters import adopt
 from pagetier.client.prefetch import RESPONSE_S
 from pagetier.shm._core import KEY_BYTES, TierFlag
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
@@ -230,7 +231,7 @@ def test_a_load_without_a_timeout_returns_pages_in_memory(
 
 def test_adopted_and_released_matches_send_no_request(daemon: FakeDiskDaemon, client: Client) -> None:
     out = np.zeros_like(PAGES)
-    with client.match(KEYS) as match, client.adopt(pickle.loads(pickle.dumps(match))) as adopted:
+    with client.match(KEYS) as match, adopt(client.session, pickle.loads(pickle.dumps(match))) as adopted:
         assert client.load(adopted, out) == 3
     assert client.load(match, out) == 0
     assert daemon.fetches.empty()

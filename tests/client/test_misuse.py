@@ -19,6 +19,7 @@ from pagetier.client import (
     RegisteredCache,
     SlidingWindow,
 )
+from pagetier.client.adapters import adopt, reserve_async
 from running_daemon import namespace
 
 PAGE = 1000
@@ -48,7 +49,7 @@ def test_every_call_takes_a_number_of_seconds(client: Client, keys: Keys) -> Non
             lambda timeout: client.store(keys, [bytes(PAGE)] * 4, timeout=timeout),
             lambda timeout: client.load(match, [bytearray(PAGE)] * 4, timeout=timeout),
             lambda timeout: client.reserve(keys, PAGE, timeout=timeout),
-            lambda timeout: client.reserve_async(keys, PAGE, timeout=timeout),
+            lambda timeout: reserve_async(client, keys, PAGE, timeout=timeout),
             lambda timeout: client.prefetch(keys, timeout),
             lambda timeout: client.flush(namespace(salt="none"), timeout),
             client.wait_attached,
@@ -130,14 +131,14 @@ def test_other_calls_say_what_they_take(client: Client, keys: Keys) -> None:
         groups=[CacheGroup(kv_caches=[torch.zeros(2, 8, 16, 2, 8)], layout="vllm", kind=FullAttention(16))], model="m"
     )
     calls: list[tuple[Callable[[], object], str]] = [
-        (lambda: client.adopt(None), "takes the MatchHandle"),  # type: ignore[arg-type]
+        (lambda: adopt(client.session, None), "takes the MatchHandle"),  # type: ignore[arg-type]
         (lambda: groups.load(None, [[0]]), "takes the GroupMatch"),  # type: ignore[arg-type]
         (lambda: client.reserve(keys, "1"), "size of a page must be an integer, not str"),  # type: ignore[arg-type]
         (lambda: Hint.over("1h"), "must be a number of seconds, not '1h'"),  # type: ignore[arg-type]
         (lambda: Client(name=5), "name of a client must be str, not int"),  # type: ignore[arg-type]
         (lambda: Client(threads="2"), "threads must be an integer, not '2'"),  # type: ignore[arg-type]
         (lambda: client.reserve(keys, 1, (0, 2)), "part must be a Part"),  # type: ignore[arg-type]
-        (lambda: client.reserve_async(keys, 1, (0, 2)), "part must be a Part"),  # type: ignore[arg-type]
+        (lambda: reserve_async(client, keys, 1, (0, 2)), "part must be a Part"),  # type: ignore[arg-type]
         (lambda: client.store(keys, [b"x"] * len(keys), (0, 2)), "part must be a Part"),  # type: ignore[arg-type]
     ]
     for call, message in calls:
@@ -163,7 +164,7 @@ def test_every_call_with_keys_says_how_to_make_them(client: Client, wrong: Any) 
     calls: list[tuple[str, Callable[[], object]]] = [
         ("store", lambda: client.store(wrong, [bytes(PAGE)])),
         ("reserve", lambda: client.reserve(wrong, PAGE)),
-        ("reserve_async", lambda: client.reserve_async(wrong, PAGE)),
+        ("reserve_async", lambda: reserve_async(client, wrong, PAGE)),
         ("prefetch", lambda: client.prefetch(wrong)),
     ]
     for name, call in calls:

@@ -15,7 +15,7 @@ from eventually import eventually
 from fake_daemon import FakeDaemon, Peer
 from keyed_pages import in_memory, prompt
 from pagetier.client import Client, Outcome
-from pagetier.client.adapters import Part, PendingReservation
+from pagetier.client.adapters import Part, PendingReservation, reserve_async
 from pagetier.shm.protocol import Reserve
 from rescued_wait import HOUR_S, rescued_by
 from running_daemon import CALL_S, RunningDaemon, namespace
@@ -56,7 +56,7 @@ def answer(fake: FakeDaemon, *asked: tuple[Peer, Reserve]) -> None:
 
 
 def test_a_pending_reservation_is_granted(client: Client) -> None:
-    pending = client.reserve_async(prompt(0, 3), PAGE)
+    pending = reserve_async(client, prompt(0, 3), PAGE)
     assert eventually(lambda: pending.ready), "it becomes ready without a waiting thread"
     with pending.wait(0) as reservation:
         assert reservation.granted.tolist() == [0, 1, 2]
@@ -68,14 +68,14 @@ def test_a_pending_reservation_is_granted(client: Client) -> None:
 
 def test_wait_returns_the_reservation_at_once_when_it_comes(client: Client) -> None:
     for number in range(50):
-        pending = client.reserve_async(prompt(number, 2), 10)
+        pending = reserve_async(client, prompt(number, 2), 10)
         assert pending.wait(5).publish().stored == 2
 
 
 @pytest.mark.parametrize("how", ["dropped", "cancelled", "dropped when ready", "cancelled when ready"])
 def test_memory_of_a_cancelled_reservation_is_released(daemon: RunningDaemon, client: Client, how: str) -> None:
     doomed = daemon.header().doomed
-    pending = client.reserve_async(prompt(0, 20), PAGE)
+    pending = reserve_async(client, prompt(0, 20), PAGE)
     if how.endswith("ready"):
         assert eventually(partial(ready, pending))
         assert not empty(daemon)
@@ -126,7 +126,7 @@ def test_the_result_says_what_became_of_each_page_so_far(client: Client) -> None
 def test_many_reservations_without_a_waiting_thread_become_ready(client: Client) -> None:
     """The responses exceed the socket buffers: the background thread reads them."""
     keys = prompt(0, 8192)
-    reservations = [client.reserve_async(keys, 1, timeout=5) for _ in range(40)]
+    reservations = [reserve_async(client, keys, 1, timeout=5) for _ in range(40)]
     assert eventually(lambda: all(pending.ready for pending in reservations))
     results = [pending.wait(0).publish() for pending in reservations]
     assert results[0].stored == 256, "the first reservation gets all frames"
@@ -139,7 +139,7 @@ def test_threads_that_wait_and_threads_that_poll_all_get_their_responses(client:
 
     def work(thread: int) -> None:
         for number in range(1000 * thread, 1000 * thread + 100):
-            pending = client.reserve_async(prompt(number, 3), 10)
+            pending = reserve_async(client, prompt(number, 3), 10)
             with client.reserve(prompt(number + 500, 2), 10, timeout=20) as reservation:
                 assert len(reservation.granted) == 2
             if number % 3:
@@ -153,7 +153,7 @@ def test_a_timeout_of_zero_rejects_all_pages(daemon: RunningDaemon, client: Clie
     for timeout in (0, 0.0, -1, -0.5, float("-inf"), float("nan")):
         result = client.store(prompt(0, 3), bytes(3 * PAGE), timeout=timeout)
         assert (result.refused, result.reason) == (3, "the timeout left no time to ask")
-        client.reserve_async(prompt(0, 3), PAGE, timeout=timeout).cancel()
+        reserve_async(client, prompt(0, 3), PAGE, timeout=timeout).cancel()
     assert eventually(lambda: empty(daemon))
     assert client.store(prompt(0, 3), bytes(3 * PAGE), timeout=float("inf")).stored == 3
     with daemon.client(timeout=0) as hurried:
@@ -192,13 +192,13 @@ def test_pages_of_a_late_response_are_abandoned(fake: FakeDaemon, asking: Client
     assert eventually(lambda: fake.owner.settle() == 0)
     assert fake.owner.header().used_frames == 0
 
-    pending = asking.reserve_async(prompt(2, 3), PAGE)
+    pending = reserve_async(asking, prompt(2, 3), PAGE)
     answer(fake, fake.next())
     assert pending.wait(5).publish().stored == 3
 
 
 def test_pages_of_a_late_response_are_abandoned_while_the_handle_lives(fake: FakeDaemon, asking: Client) -> None:
-    pending = asking.reserve_async(prompt(0, 3), PAGE)
+    pending = reserve_async(asking, prompt(0, 3), PAGE)
     assert pending.wait(0.05).publish().refused == 3
     answer(fake, fake.next())
     assert eventually(lambda: pending.ready and fake.owner.settle() == 0)
@@ -208,7 +208,7 @@ def test_pages_of_a_late_response_are_abandoned_while_the_handle_lives(fake: Fak
 
 def test_a_reservation_that_was_ready_before_a_fork_is_only_the_parent_s(daemon: RunningDaemon, client: Client) -> None:
     """A forked child that collects, cancels or drops it releases no page of the parent."""
-    pending = client.reserve_async(prompt(0, 3), PAGE)
+    pending = reserve_async(client, prompt(0, 3), PAGE)
     assert eventually(lambda: pending.ready)
 
     def child() -> None:
@@ -226,7 +226,7 @@ def test_a_late_response_before_one_in_time_delays_no_caller(fake: FakeDaemon, a
     """The background thread may read both responses; the thread that waits for the second one is woken at once."""
     with ThreadPoolExecutor(1) as thread:
         for number in range(200):
-            asking.reserve_async(prompt(number, 1), 1)
+            reserve_async(asking, prompt(number, 1), 1)
             late = fake.next()
             waiting = thread.submit(asking.reserve, prompt(1000 + number, 1), 1, timeout=30)
             in_time = fake.next()
@@ -238,14 +238,14 @@ def test_a_late_response_before_one_in_time_delays_no_caller(fake: FakeDaemon, a
 
 
 def test_responses_out_of_order_reach_their_requests(fake: FakeDaemon, asking: Client) -> None:
-    reservations = [asking.reserve_async(prompt(count, count), 1) for count in range(1, 6)]
+    reservations = [reserve_async(asking, prompt(count, count), 1) for count in range(1, 6)]
     asked = [fake.next() for _ in reservations]
     answer(fake, *reversed(asked))
     assert [len(pending.wait(5).granted) for pending in reservations] == [1, 2, 3, 4, 5]
 
 
 def test_a_response_without_a_request_is_ignored(fake: FakeDaemon, asking: Client) -> None:
-    pending = asking.reserve_async(prompt(0, 2), 1)
+    pending = reserve_async(asking, prompt(0, 2), 1)
     peer, request = fake.next()
     right = fake.answer_to(peer, request)
     unknown = type(right)(request.number + 1000, right.pages)
@@ -255,7 +255,7 @@ def test_a_response_without_a_request_is_ignored(fake: FakeDaemon, asking: Clien
 
 
 def test_open_requests_fail_when_the_daemon_hangs_up(fake: FakeDaemon, asking: Client) -> None:
-    pending = asking.reserve_async(prompt(0, 2), 1)
+    pending = reserve_async(asking, prompt(0, 2), 1)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(asking.reserve, prompt(1, 2), 1, timeout=30)
         fake.next(), fake.next()
@@ -268,13 +268,13 @@ def test_open_requests_fail_when_the_daemon_hangs_up(fake: FakeDaemon, asking: C
 
 def test_a_client_that_attaches_again_reports_the_pages_that_it_writes(fake: FakeDaemon, asking: Client) -> None:
     """The daemon can then release the other pages, which were granted in responses that never came."""
-    pending = asking.reserve_async(prompt(0, 3), PAGE)
+    pending = reserve_async(asking, prompt(0, 3), PAGE)
     answer(fake, fake.next())
     kept = pending.wait(5)
-    done = asking.reserve_async(prompt(1, 2), PAGE)
+    done = reserve_async(asking, prompt(1, 2), PAGE)
     answer(fake, fake.next())
     assert done.wait(5).publish().stored == 2
-    asking.reserve_async(prompt(2, 2), PAGE)
+    reserve_async(asking, prompt(2, 2), PAGE)
     peer, unanswered = fake.next()
     fake.answer_to(peer, unanswered)
     fake.hang_up()
@@ -288,7 +288,7 @@ def test_a_client_that_attaches_again_reports_the_pages_that_it_writes(fake: Fak
 
 
 def test_pages_granted_to_a_dropped_reservation_are_abandoned(fake: FakeDaemon, asking: Client) -> None:
-    asking.reserve_async(prompt(0, 3), PAGE)
+    reserve_async(asking, prompt(0, 3), PAGE)
     gc.collect()
     answer(fake, fake.next())
     assert eventually(lambda: fake.owner.settle() == 0)

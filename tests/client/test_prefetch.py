@@ -20,7 +20,7 @@ from fake_disk import FakeDiskDaemon
 from keyed_pages import in_memory, prompt, store
 from link_fixtures import never_block
 from pagetier.client import Client, Keys
-from pagetier.client.adapters import Prefetch
+from pagetier.client.adapters import Prefetch, adopt
 from pagetier.client.prefetch import RESPONSE_S
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome, Findings, Reserved
@@ -92,7 +92,7 @@ def test_a_match_reports_its_available_pages(daemon: FakeDiskDaemon, client: Cli
     with client.match(prompt(0, 10)) as match:
         assert (len(match), match.available_pages) == (3, 8)
         assert repr(match) == "<Match 3 of 10 pages, 0.0 MiB, 5 more on disk>"
-        with client.adopt(pickle.loads(pickle.dumps(match))) as adopted:
+        with adopt(client.session, pickle.loads(pickle.dumps(match))) as adopted:
             assert len(adopted) == adopted.available_pages == 3
             assert "disk" not in repr(adopted)
 

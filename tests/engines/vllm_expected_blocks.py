@@ -12,6 +12,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from pagetier.client import Client, Keys
+from pagetier.client.adapters import adopt
 from pagetier.client.engines.vllm.messages import LoadCommand, StepCommands, StoreCommand
 from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.groups import Recurrent
@@ -239,7 +240,7 @@ class TrueWorker:
         assert command.request not in self.loading, "the request already loads"
         pages: dict[int, tuple[Page, int] | None] = {}
         for load in command.groups:
-            with self.client.adopt(load.pages) as match:
+            with adopt(self.client.session, load.pages) as match:
                 keys = [bytearray(32) for _ in range(len(match))]
                 loaded = self.client.load(match, keys) if keys else 0
             found = [self._names[bytes(key)] for key in keys[:loaded]]

@@ -14,10 +14,10 @@ from fake_device import FakeDevice
 from keyed_pages import assert_exact, page_of
 from page_reservations import answer_rows, reserve
 from pagetier.client import Keys, Namespace
-from pagetier.client.adapters import AsyncCopier, Part, PendingReservation
+from pagetier.client.adapters import AsyncCopier
 from pagetier.client.async_copy.stream_queue import StreamQueue
 from pagetier.client.attachment import Attachment, LinkedSession
-from pagetier.client.pending_reservation import reservation_request
+from pagetier.client.misuse import MisuseLog
 from pagetier.client.rpc import Requests
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.device import Direction
@@ -30,6 +30,7 @@ from pagetier.kernels.layout.transfer import PagedCache
 from pagetier.shm._core import KEY_BYTES, Pins, ReserveOutcome, Session
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.geometry import Geometry
+from pagetier.shm.page_rows import PAGE_REQUESTS
 from pagetier.shm.protocol import Answer, Request, Reserve, Reserved
 from pagetier.shm.request_sender import Sending, SentRequest
 
@@ -124,7 +125,7 @@ class Process:
         world.devices.append(self.device)
         self.cache = CopiedCache()
         self.wire = Wire()
-        self.asked: deque[Keys] = deque()
+        self.timeout, self.misuse = 0.0, MisuseLog()
         self.requests = Requests()
         self.lanes: list[StreamQueue] = []
         self.copier = self.new_copier()
@@ -133,12 +134,10 @@ class Process:
     def new_copier(self) -> AsyncCopier:
         return AsyncCopier(self, self.cache.paged, self.device, self.settings, self._take)
 
-    def reserve_async(self, keys: Keys, sizes: int, part: Part, timeout: float) -> PendingReservation:
-        """Sends a request as Client.reserve_async() does."""
-        pending = reservation_request(cast(Attachment, self), keys, sizes, part)
-        pending.send_and_leave(timeout)
-        self.asked.append(keys)
-        return PendingReservation(pending, len(keys), part)
+    @property
+    def attachment(self) -> Attachment:
+        """Returns the process itself, which has what reservations use."""
+        return cast(Attachment, self)
 
     def answer(self, ttl_ns: int = DAY_NS) -> tuple[Keys, list[int]]:
         """Answers the oldest request.
@@ -146,8 +145,9 @@ class Process:
         Returns:
             Its keys and the granted pages, whose frames are filled with other content.
         """
-        request, keys = self.wire.sent.popleft(), self.asked.popleft()
+        request = self.wire.sent.popleft()
         assert isinstance(request, Reserve)
+        keys = Keys(SPACE, b"".join(page.key for page in PAGE_REQUESTS.read(request.pages)))
         answers = self.world.reserve(self.slot, self.session, keys.data, self.cache.page_bytes, ttl_ns)
         rows = answer_rows(*answers)
         self.wire.answers.append(Reserved(request.number, rows))

@@ -29,7 +29,7 @@ class FakeClient:
         self.asked = threading.Event()
         self.takes = threading.Event()
         self.takes.set()
-        self.session: Any = None
+        self.session: Any = FakeSession(self)
         self.limits: list[int | None] = []
         self.counted: list[Lookup] = []
         self.calls: list[Callable[[], object]] = []
@@ -40,12 +40,6 @@ class FakeClient:
         self.pinned += 1
         most = limit if limit is not None else 1 << 30
         return Found(self, min(self.here, most), min(self.available_tokens, most))
-
-    def count_lookup(self, lookup: Lookup) -> None:
-        self.counted.append(lookup)
-
-    def sample_lookup(self, match: Any) -> None:
-        pass
 
     def prefetch(self, match: Any, timeout: float) -> Any:
         self.asked.set()
@@ -70,10 +64,23 @@ class FakeClient:
         return Prefetch()
 
 
+class FakeSession:
+    """The session of a daemon without lower tiers."""
+
+    disk_bytes, asks_fleet = 0, False
+
+    def __init__(self, fake: FakeClient) -> None:
+        self._fake = fake
+
+    def count_lookup(self, *counts: int) -> None:
+        self._fake.counted.append(Lookup(*counts))
+
+
 class Found:
     def __init__(self, fake: FakeClient, tokens: int, available: int) -> None:
         self.fake, self.tokens, self.available_tokens, self.pinned = fake, tokens, available, True
         self.asked = 10 * PAGE
+        self.groups: tuple[GroupKeys, ...] = ()
         self.matches: tuple[Any, ...] = ()
         self.start_pages: tuple[int, ...] = ()
         self.lookup = Lookup(tokens // PAGE, 10 - tokens // PAGE, tokens, 0, 10 * PAGE - tokens)

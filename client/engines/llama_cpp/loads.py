@@ -12,6 +12,8 @@ from pagetier.client.engines.llama_cpp.paged_state import PagedState
 from pagetier.client.engines.llama_cpp.sequence_tokens import SequenceTokens
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.match import Match
+from pagetier.client.prompt_reader import PromptReader
+from pagetier.client.session_lookups import count_lookup, sample_lookup
 from pagetier.shm.clock import Deadline
 
 _BATCH_BYTES = 4 << 20  # pages are put back while they are in a CPU's own cache
@@ -54,9 +56,9 @@ class PageLoads:
     def _find(self, tokens: SequenceTokens, limit: int, timeout: float) -> GroupMatch:
         """Returns the longest hit, after what other tiers have of it was read into memory."""
         first = self._client.find_groups(tokens.groups, limit)
-        self._client.sample_lookup(first)
+        sample_lookup(self._client.session, first)
         found = first
-        if self._client.reader().read(first, 0, Deadline(timeout)):
+        if PromptReader(self._client).read(first, 0, Deadline(timeout)):
             with first:
                 found = self._client.find_groups(tokens.groups, limit)
         self._count(first, found)
@@ -67,7 +69,8 @@ class PageLoads:
         on_host = min(first.available_tokens, found.tokens) - from_memory
         counts = {"memory_tokens": from_memory, "disk_tokens": on_host, "missed_tokens": first.asked - found.tokens}
         remote = found.tokens - from_memory - on_host
-        self._client.count_lookup(msgspec.structs.replace(first.lookup, **counts, remote_tokens=remote))
+        lookup = msgspec.structs.replace(first.lookup, **counts, remote_tokens=remote)
+        count_lookup(self._client.session, lookup)
 
     def _replace(self, seq: int, found: GroupMatch) -> int:
         """Replaces a sequence by a hit; it is empty if a page cannot be put back."""

@@ -10,6 +10,7 @@ import msgspec
 from pagetier.client.client import Client
 from pagetier.client.engines.vllm.request_state import LoadedTokens, RequestState
 from pagetier.client.group_match import GroupMatch
+from pagetier.client.session_lookups import count_lookup, sample_lookup
 from pagetier.client.tier_speed import LowerTier
 
 HELP: Final = {
@@ -64,7 +65,7 @@ class LookupCounts:
     def record(self, tracked: RequestState, match: GroupMatch, begins: int) -> None:
         """Records what the first match after `begins` tokens has found, before any of it is read from disk."""
         if tracked.lookup is None:
-            self._client.sample_lookup(match)
+            sample_lookup(self._client.session, match)
             tracked.lookup = msgspec.structs.replace(match.lookup, memory_tokens=begins + match.lookup.memory_tokens)
         if tracked.from_memory < 0:
             tracked.from_memory, tracked.on_host = begins + match.tokens, begins + match.available_tokens
@@ -76,7 +77,8 @@ class LookupCounts:
         tracked.counted = True
         missed = max(0, tracked.lookup.asked_tokens - tracked.computed - taken.tokens)
         slower = self._slower(tracked, missed)
-        self._client.count_lookup(
+        count_lookup(
+            self._client.session,
             msgspec.structs.replace(
                 tracked.lookup,
                 memory_tokens=taken.from_memory,
@@ -84,7 +86,7 @@ class LookupCounts:
                 missed_tokens=missed,
                 remote_tokens=taken.from_fleet,
                 slower_tokens=sum(slower.values()),
-            )
+            ),
         )
         self._counters.hit(taken)
         for tier, tokens in slower.items():

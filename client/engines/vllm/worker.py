@@ -8,8 +8,7 @@ from typing import Final
 
 import msgspec
 
-from pagetier.client.async_copy.copier import AsyncCopier, open_copier
-from pagetier.client.async_copy.handles import LoadHandle, StoreHandle
+from pagetier.client.async_copy import AsyncCopier, LoadHandle, StoreHandle, open_copier
 from pagetier.client.client import Client
 from pagetier.client.engines.vllm.counters import ConnectorCounters
 from pagetier.client.engines.vllm.kv_tensors import slots_to_load, slots_to_store
@@ -25,6 +24,7 @@ from pagetier.client.engines.vllm.messages import (
 )
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.paged_blocks import Blocks
+from pagetier.client.session_lookups import adopt
 from pagetier.kernels.layout.page_layout import PageLayout
 from pagetier.kernels.layout.transfer import PagedCache
 from pagetier.shm.clock import Deadline
@@ -275,7 +275,7 @@ class WorkerHalf:
     def _load_group(self, group: GroupLoad) -> int:
         rank_group = self._groups[group.group]
         slots = slots_to_load(rank_group.cache, group.blocks, rank_group.blocks)
-        with self._client.adopt(group.pages) as match:
+        with adopt(self._client.session, group.pages) as match:
             return self._client.load(match, Blocks(rank_group.cache, slots))
 
     def _stored(self) -> frozenset[str]:

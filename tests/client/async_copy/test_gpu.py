@@ -56,7 +56,7 @@ def request(seed: int, pages: int) -> SlotMap:
 def test_pages_are_stored_and_loaded_byte_by_byte() -> None:
     with RunningDaemon("256MiB", "1MiB") as daemon, daemon.client() as client:
         one, other = GpuEngine(client, 1), GpuEngine(client, 2)
-        assert eventually(lambda: client.arenas.progress == 1.0), client.arenas.state
+        assert eventually(lambda: client.attachment.arenas.progress == 1.0), client.attachment.arenas.state
         for prompt in range(20):
             keys, there, here = one.keys(prompt, 16), request(prompt, 16), request(prompt + 99, 16)
             wanted = one.of(there)

@@ -14,9 +14,10 @@ import pytest
 from copying_engine import BLOCK, LAYERS, TOKENS, CopyingEngine, release_arena, slots_of
 from eventually import PATIENCE_S, eventually
 from pagetier.client import Client, Keys, Outcome, StoreHandle
-from pagetier.client.adapters import AsyncCopier, Part, PendingReservation
-from pagetier.client.async_copy import stream_queue
+from pagetier.client.adapters import AsyncCopier, Part, PendingReservation, reserve_async
+from pagetier.client.async_copy import store_resources, stream_queue
 from pagetier.client.async_copy.stream_queue import StreamQueue
+from pagetier.client.pending_reservation import ReservingClient
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.host.host_device import HostDevice
 from pagetier.kernels.layout.slot_map import slot_map
@@ -116,27 +117,24 @@ def test_a_daemon_that_hangs_for_a_moment_rejects_nothing(daemon: RunningDaemon,
     assert engine.copier.close(PATIENCE_S)
 
 
-class Watched:
-    """A client that records how long its requests may take to be sent."""
+def test_sending_waits_only_for_a_chain_that_exceeds_the_socket_buffer(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeouts: list[float] = []
 
-    def __init__(self, client: Client) -> None:
-        self.client, self.timeouts = client, list[float]()
-        self.session = client.session
+    def reserve(client: ReservingClient, keys: Keys, sizes: int, part: Part, timeout: float) -> PendingReservation:
+        timeouts.append(timeout)
+        return reserve_async(client, keys, sizes, part, timeout)
 
-    def reserve_async(self, keys: Keys, sizes: int, part: Part, timeout: float) -> PendingReservation:
-        self.timeouts.append(timeout)
-        return self.client.reserve_async(keys, sizes, part, timeout)
-
-
-def test_sending_waits_only_for_a_chain_that_exceeds_the_socket_buffer(client: Client) -> None:
-    engine, watched, pages = CopyingEngine(client, 1), Watched(client), 2000
-    copier = AsyncCopier(watched, engine.paged, HostDevice(), COPYING)
+    monkeypatch.setattr(store_resources, "reserve_async", reserve)
+    engine, pages = CopyingEngine(client, 1), 2000
+    copier = AsyncCopier(client, engine.paged, HostDevice(), COPYING)
     assert copier.store(engine.keys(1, 2), slots_of(2)).wait(PATIENCE_S).stored == 2
     long = copier.store(engine.keys(2, pages), slot_map([0, 1] * pages, pages, TOKENS, BLOCK))
-    assert eventually(lambda: len(watched.timeouts) == 2, PATIENCE_S)
+    assert eventually(lambda: len(timeouts) == 2, PATIENCE_S)
     long.cancel()
-    assert watched.timeouts[:2] == [0.0, 0.25]
-    assert set(watched.timeouts[2:]) <= {0.25}, "a daemon that is late may be waited for again"
+    assert timeouts[:2] == [0.0, 0.25]
+    assert set(timeouts[2:]) <= {0.25}, "a daemon that is late may be waited for again"
     assert copier.close(PATIENCE_S) and client.attached
 
 

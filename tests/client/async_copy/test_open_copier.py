@@ -112,7 +112,7 @@ def test_after_the_daemon_has_stopped_its_arena_is_unpinned_and_unmapped_when_th
     driver, after = PinningDriver(), threading.Event()
     with RunningDaemon() as daemon, daemon.client() as client:
         engine = PinningEngine(client, driver)
-        assert eventually(lambda: client.arenas.progress == 1.0)
+        assert eventually(lambda: client.attachment.arenas.progress == 1.0)
         assert engine.store(1) == 4 and arenas_mapped(daemon) == 1
         load = engine.load(engine.keys(1, 4), slots_of(4, 2), after=after)
         daemon.stop()
@@ -123,7 +123,7 @@ def test_after_the_daemon_has_stopped_its_arena_is_unpinned_and_unmapped_when_th
         assert eventually(lambda: not driver.registered and not arenas_mapped(daemon))
         daemon.start()
         assert client.wait_attached(PATIENCE_S) and engine.store(2) == 4
-        assert eventually(lambda: client.arenas.progress == 1.0)
+        assert eventually(lambda: client.attachment.arenas.progress == 1.0)
         assert engine.copier.close(PATIENCE_S) and not driver.registered and driver.wrong == []
 
 
@@ -131,7 +131,7 @@ def test_the_arena_of_segments_that_were_replaced_stays_pinned_under_a_load() ->
     driver, after = PinningDriver(), threading.Event()
     with RunningDaemon() as daemon, daemon.client() as client:
         engine = PinningEngine(client, driver)
-        assert eventually(lambda: client.arenas.progress == 1.0)
+        assert eventually(lambda: client.attachment.arenas.progress == 1.0)
         assert engine.store(1) == 4
         with client.match(engine.keys(1, 4)) as old:
             load = engine.copier.load(old, slots_of(4, 2), after=after)
@@ -155,7 +155,7 @@ def test_copiers_of_a_client_pin_the_arena_once_and_until_the_last_one_is_closed
     driver = PinningDriver()
     one, other = PinningEngine(client, driver), PinningEngine(client, driver)
     assert one.store(1) == 4 and other.store(2) == 4
-    assert eventually(lambda: client.arenas.progress == 1.0)
+    assert eventually(lambda: client.attachment.arenas.progress == 1.0)
     assert one.copier.close(PATIENCE_S) and one.copier.close(PATIENCE_S)
     assert other.store(3) == 4 and len(driver.registered) == 1
     assert other.copier.close(PATIENCE_S) and not driver.registered
@@ -165,7 +165,7 @@ def test_copiers_of_a_client_pin_the_arena_once_and_until_the_last_one_is_closed
 def test_closing_a_copier_does_not_wait_longer_for_the_driver_than_its_timeout(client: Client) -> None:
     driver = PinningDriver()
     engine = PinningEngine(client, driver)
-    assert eventually(lambda: client.arenas.progress == 1.0)
+    assert eventually(lambda: client.attachment.arenas.progress == 1.0)
     driver.unpins.clear()
     assert not engine.copier.close(0.05) and len(driver.registered) == 1
     driver.unpins.set()
@@ -176,7 +176,7 @@ def test_a_copier_that_is_dropped_unpins_and_its_client_can_be_closed(client: Cl
     driver = PinningDriver()
     engine = PinningEngine(client, driver)
     assert engine.store(4) == 4
-    assert eventually(lambda: client.arenas.progress == 1.0)
+    assert eventually(lambda: client.attachment.arenas.progress == 1.0)
     del engine
     gc.collect()
     assert eventually(lambda: not driver.registered)

@@ -15,6 +15,7 @@ from copying_world import PAGE_BLOCKS, CopyingWorld, Process, keys_of
 from eventually import PATIENCE_S
 from fake_device import EngineEvent, FakeStream
 from pagetier.client import Client, LoadHandle, Match, StoreHandle
+from pagetier.client.adapters import reserve_async
 from pagetier.client.async_copy import copier
 from pagetier.client.async_copy.stream_queue import StreamQueue
 from pagetier.kernels.config.copy_settings import CopySettings
@@ -174,7 +175,7 @@ def test_an_event_has_come_when_it_wakes_a_queue() -> None:
 
 
 def test_a_response_is_known_when_it_wakes_a_queue(process: Process) -> None:
-    pending = process.reserve_async(keys_of(1, 1), PAGE, process.copier._store_resources._part, 0.0)
+    pending = reserve_async(process, keys_of(1, 1), PAGE, process.copier._store_resources._part, 0.0)
     seen: list[bool] = []
     pending.call_when_ready(lambda: seen.append(pending.ready))
     process.answer()

@@ -243,7 +243,6 @@ def test_blocks_into_which_another_connector_loads_are_written_in_that_step() ->
 
 def test_without_a_fleet_that_answers_an_arrival_costs_no_match() -> None:
     fake = FakeClient()
-    fake.session = SimpleNamespace(disk_bytes=0, asks_fleet=False)
     half_of(fake, 0.0).arrived(request())
     assert not fake.matches
 

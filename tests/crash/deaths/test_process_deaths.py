@@ -22,6 +22,7 @@ from child_process import attached
 from eventually import Second, eventually
 from keyed_pages import PAGE, assert_exact, found, page_of, prompt, store
 from pagetier.client import Client
+from pagetier.client.adapters import reserve_async
 from process_states import children_of
 from running_daemon import RunningDaemon
 
@@ -188,7 +189,7 @@ ENDS: dict[str, Callable[[], object]] = {
 @pytest.mark.parametrize("end", ENDS)
 def test_a_process_that_does_not_detach_leaves_nothing(daemon: RunningDaemon, end: str) -> None:
     def live(client: Client, pipe: Connection) -> None:
-        held = client.match(prompt(0)), client.reserve(prompt(1), PAGE), client.reserve_async(prompt(2), PAGE)
+        held = client.match(prompt(0)), client.reserve(prompt(1), PAGE), reserve_async(client, prompt(2), PAGE)
         pipe.send(len(held[0]))
         pipe.recv()
         os.close(2)  # suppresses its traceback

@@ -18,7 +18,7 @@ from child_process import ChildProcess, all_answers, attached
 from eventually import Second, eventually
 from keyed_pages import PAGE, assert_exact, found, pages_of, prompt, store
 from pagetier.client import Client
-from pagetier.client.adapters import Part
+from pagetier.client.adapters import Part, adopt
 from running_daemon import RunningDaemon
 
 FRAMES = 64
@@ -193,7 +193,7 @@ def work(client: Client, pipe: Connection) -> None:
     """Adopts a match, copies its pages on the next command, and reports whether all are exact."""
     while True:
         keys, handover = pipe.recv()
-        with client.adopt(pickle.loads(handover)) as match:
+        with adopt(client.session, pickle.loads(handover)) as match:
             pipe.send(len(match))
             out = np.zeros((len(match), PAGE), np.uint8)
             pipe.recv()

@@ -18,7 +18,7 @@ from oracle.journal import Journal, Reported
 from oracle.page_contents import words
 from oracle.witness import PromptPage, Verified, Witness
 from pagetier.client import Client, Hint, Match
-from pagetier.client.adapters import Blocks, MatchHandle, Part, Reservation
+from pagetier.client.adapters import Blocks, MatchHandle, Part, Reservation, adopt
 from pagetier.client.engines.events.changes import LocationChanges
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, SlidingWindow
@@ -153,7 +153,7 @@ class EngineCommands:
     def adopt(self, handover: bytes, numbers: Sequence[int]) -> int:
         """Adopts, loads and compares pages that another process matched; returns how many were exact."""
         given: MatchHandle = pickle.loads(handover)
-        with self._client.adopt(given) as match:
+        with adopt(self._client.session, given) as match:
             return self._witness.load(match, keys_of(numbers))
 
     def match_groups(self, numbers: Sequence[int], others: Sequence[int]) -> int:

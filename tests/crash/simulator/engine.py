@@ -15,6 +15,7 @@ from eventually import pace
 from oracle.journal import Reported
 from oracle.witness import PromptPage, Verified, Witness
 from pagetier.client import Client, Keys
+from pagetier.client.adapters import reserve_async
 from pagetier.client.engines.events.changes import LocationChanges
 from simulator.chapters import Chapters
 from simulator.heartbeats import Heartbeats
@@ -129,7 +130,7 @@ def _cancel_store(engine: SimulatedEngine) -> None:
     witness = engine.witness(chain)
     witness.journal.write(Reported.STORING, chain.keys.data)
     if engine.rng.random() < 0.5:
-        engine.client.reserve_async(chain.keys, chain.page_bytes)
+        reserve_async(engine.client, chain.keys, chain.page_bytes)
         return
     with engine.client.reserve(chain.keys, chain.page_bytes) as reservation:
         witness.fill(reservation, chain.keys)

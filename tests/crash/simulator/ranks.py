@@ -12,7 +12,7 @@ import msgspec
 
 from oracle.journal import Reported
 from pagetier.client import Match
-from pagetier.client.adapters import MatchHandle, Part
+from pagetier.client.adapters import MatchHandle, Part, adopt
 from simulator.engine import EngineContext, SimulatedEngine
 from simulator.scenes import Chain, chain_of
 
@@ -72,7 +72,7 @@ def _execute(engine: SimulatedEngine, command: RankCommand, index: int) -> int:
     session = engine.client.session
     if session is None or session.segments_id != command.handover.segments_id:
         return _AWAY
-    with engine.client.adopt(command.handover) as match:
+    with adopt(session, command.handover) as match:
         right = engine.witness(chain).load(match, chain.keys)
         engine.context.heartbeats.verified(engine.context.seat, right * chain.page_bytes)
         return len(match)

@@ -10,6 +10,7 @@ import pytest
 from core_records import attachment_with, counts_with, header_with
 from eventually import eventually
 from pagetier.client import Client, Keys
+from pagetier.client.adapters import adopt
 from pagetier.daemon.common.log_throttle import MINUTE_S
 from pagetier.daemon.index.engine_names import EngineNames
 from pagetier.daemon.index.quotas import PinQuota
@@ -172,7 +173,7 @@ def test_a_match_that_is_handed_over_counts_for_the_quota(daemon: RunningDaemon)
         prompts = filled(scheduler)
         matches = [scheduler.match(keys) for keys in prompts[: SHARE // PAGES]]
         mine = [worker.match(keys) for keys in prompts[-4:]]
-        pinned = [len(worker.adopt(match.to_handle())) for match in matches]
+        pinned = [len(adopt(worker.session, match.to_handle())) for match in matches]
         assert pinned == [PAGES] * len(pinned), "each was released at once"
-        kept = [worker.adopt(match.to_handle()) for match in matches]
+        kept = [adopt(worker.session, match.to_handle()) for match in matches]
         assert sum(map(len, kept)) == SHARE - sum(map(len, mine))

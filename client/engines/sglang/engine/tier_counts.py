@@ -8,6 +8,7 @@ from pagetier.client.client import Client
 from pagetier.client.engines.fleet_reads import FleetRead
 from pagetier.client.engines.prefetch_thread import PendingPrefetch
 from pagetier.client.group_match import GroupMatch, Lookup
+from pagetier.client.session_lookups import count_lookup, sample_lookup
 
 
 class BegunReads(msgspec.Struct, eq=False):
@@ -43,7 +44,7 @@ class UncountedLookup:
         self._client, self._lookup, self._reads = client, match.lookup, reads
         self._memory, self._on_host = match.tokens, match.available_tokens
         self._counted = False
-        client.sample_lookup(match)
+        sample_lookup(client.session, match)
 
     def found(self, tokens: int) -> None:
         """Counts the lookup if nothing is read for it any more, since a later one has found so many tokens."""
@@ -55,7 +56,7 @@ class UncountedLookup:
         if not self._counted:
             self._counted = True
             on_host = self._on_host if self._from_fleet else tokens
-            self._client.count_lookup(by_tier(self._lookup, self._memory, on_host, tokens))
+            count_lookup(self._client.session, by_tier(self._lookup, self._memory, on_host, tokens))
 
     @property
     def _from_fleet(self) -> bool:

@@ -20,6 +20,7 @@ from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup, by_p
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.match import Match, MatchHandle
+from pagetier.client.session_lookups import adopt
 from pagetier.shm import clock
 from pagetier.shm._core import KEY_BYTES
 
@@ -271,7 +272,8 @@ class Lookups:
         chosen = self._of_length(lease.hits, pages) if lease.hashes.startswith(hashes) else None
         if chosen is None:
             return None
-        hit = Hit(chosen.pages, tuple(map(self._client.adopt, chosen.matches)))
+        session = self._client.session
+        hit = Hit(chosen.pages, tuple(adopt(session, pages) for pages in chosen.matches))
         if all(len(found) == len(wanted) for found, wanted in zip(hit.matches, chosen.matches, strict=True)):
             return hit
         hit.release()

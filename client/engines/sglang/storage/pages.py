@@ -19,6 +19,8 @@ from pagetier.client.engines.sglang.storage.batch_times import BatchTimes
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.keys import Keys
+from pagetier.client.prompt_reader import PromptReader
+from pagetier.client.session_lookups import count_lookup, find, sample_lookup
 from pagetier.client.store_result import Outcome
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 from pagetier.shm import clock
@@ -72,7 +74,7 @@ class StoragePages:
     ) -> None:
         self._client, self._opened, self._limits, self._timeout = client, opened, limits, limits.timeout
         self._stores = stores
-        self._reader = client.reader()
+        self._reader = PromptReader(client)
         self.batches = BatchTimes(self._reader.rule)
         self.loaded: deque[CopiedBatch] = deque(maxlen=_MOST_BATCHES)
         self.stored: deque[CopiedBatch] = deque(maxlen=_MOST_BATCHES)
@@ -143,10 +145,11 @@ class StoragePages:
         if read is not None:
             read.start()
         tokens = found.tokens if read is None else read.tokens
-        self._client.sample_lookup(found)
+        session = self._client.session
+        sample_lookup(session, found)
         counts = by_tier(found.lookup, found.tokens, found.available_tokens, tokens)
         slower = max(0, found.available_tokens - tokens)
-        self._client.count_lookup(msgspec.structs.replace(counts, slower_tokens=slower))
+        count_lookup(session, msgspec.structs.replace(counts, slower_tokens=slower))
         return tokens
 
     def load(self, name: str, keys: Sequence[str], indices: Any, extra: Any) -> int:
@@ -155,7 +158,7 @@ class StoragePages:
         if groups is None or not keys:
             return 0
         group, began = groups[name], clock.now()
-        with self._client.find(_keys(group, keys, extra)) as match:
+        with find(self._client.session, _keys(group, keys, extra)) as match:
             pages = group.cache.copies.load(match, _slots(group, indices), 0, self._timeout)
         return _counted(self.loaded, group, pages, began)
 
