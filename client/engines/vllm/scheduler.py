@@ -254,7 +254,7 @@ class SchedulerHalf:
         tracked = self._track(request)
         tracked.computed = computed
         if before is not None:
-            tracked.counted = before.counted
+            tracked.counted, tracked.is_new = before.counted, before.is_new
         if computed and not self._trusts_hits:
             tracked.exclude()
         return tracked

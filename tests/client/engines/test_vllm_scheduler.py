@@ -241,6 +241,15 @@ def test_blocks_into_which_another_connector_loads_are_written_in_that_step() ->
     assert not half.finished(one, [[4, 5]]), "nothing of it was computed"
 
 
+def test_blocks_of_a_session_that_is_not_cached_are_written_too() -> None:
+    half, one = half_of(FakeClient()), request()
+    half.caches_sessions, one.resumable = False, True
+    half.expect(one, 0)
+    assert not half.matched(one, 0)
+    half.allocated(one, [[SimpleNamespace(block_id=at, is_null=False) for at in (4, 5)]], 0)
+    assert half.build(nothing_scheduled()).written == {4, 5}
+
+
 def test_without_a_fleet_that_answers_an_arrival_costs_no_match() -> None:
     fake = FakeClient()
     half_of(fake, 0.0).arrived(request())
