@@ -80,7 +80,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerHalf | None = None
         self._identity, self._chosen = ModelIdentity(), (ModelIdentity(), 1)
         self._worker: WorkerHalf | None = None
-        self._sleeps = False
+        self._sleeps = self._had_sessions = False
         self._shapes: tuple[PageShape, ...] = ()
         self._unsent: list[ShapesMetadata] = []
         self._loaded_groups: tuple[int, ...] = ()
@@ -248,12 +248,15 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         self._pending, self._identity = None, pending.identity
         with reported_as_unsupported(log):
             self._scheduler = half = pending.open()
-            half.stores, half.caches_sessions = self._directions.stores, _hashes_sessions_again()
+            half.stores, half.caches_sessions = self._directions.stores, _caches_sessions(self._config, self._groups)
+            half.trusts_hits = half.caches_sessions or not self._had_sessions
 
     def on_new_request(self, request: Any) -> None:
         """Reads pages on disk and in the fleet while a request waits for its turn."""
         self._open_if_identified()
-        if self._scheduler is not None and self._directions.loads:
+        if self._scheduler is None:
+            self._had_sessions |= getattr(request, "resumable", False)
+        elif self._directions.loads:
             self._scheduler.arrived(request)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -343,9 +346,21 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         return PagetierMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
 
-def _hashes_sessions_again() -> bool:
-    """Returns whether vLLM drops the hashes of the tokens that it drops from a session, as from 0.32 on."""
+def _caches_sessions(config: Any, groups: Any) -> bool:
+    """Returns whether vLLM continues a session where its tokens were computed, and with their hashes.
+
+    Up to 0.31 it keeps the hash of the token that it drops, and up to 0.32 it counts drafts behind a stop as computed.
+    Recurrent state has such drafts and the token of a step that was begun before the stop in it, with all versions.
+    """
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    update = getattr(Scheduler, "_update_request_as_session", None)
-    return update is not None and "block_hashes" in update.__code__.co_names
+    hashed, counted = (
+        getattr(getattr(Scheduler, method, None), "__code__", None)
+        for method in ("_update_request_as_session", "_update_request_with_output")
+    )
+    if hashed is None or counted is None or "block_hashes" not in hashed.co_names:
+        return False
+    drafts = config.speculative_config is not None
+    if getattr(groups, "has_mamba_layers", False):
+        return not (drafts or config.scheduler_config.async_scheduling)
+    return not drafts or "num_computed_tokens" in counted.co_names

@@ -54,6 +54,7 @@ class SchedulerHalf:
         adapters: Identifies LoRA adapters; None if their pages are not shared with other engines.
         stores: Whether the workers execute store commands.
         caches_sessions: Whether requests that may get more tokens later (`resumable`) are cached.
+        trusts_hits: Whether blocks in vLLM's own cache have the tokens of their hashes.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class SchedulerHalf:
         self.gpu_pages: GpuPages | None = None
         self.pool: Any = None
         self.adapters: LoraAdapters | None = None
-        self.stores, self.caches_sessions, self._trusts_hits = True, True, True
+        self.stores, self.caches_sessions, self.trusts_hits = True, True, True
 
     def arrived(self, request: Any) -> None:
         """Requests pages of a new request on disk and in the fleet: they are read while it waits for its turn."""
@@ -237,8 +238,8 @@ class SchedulerHalf:
             said = self._hints.read(request)
             tracked = self._tracked[request.request_id] = RequestState(request, self._groups_of(request), said)
             if not self.caches_sessions and getattr(request, "resumable", False):
-                # vLLM keeps the hash of a block after it has replaced its last token, in its own cache, too.
-                self._trusts_hits = False
+                # A block of it may have other tokens than its hash says, in vLLM's own cache, too.
+                self.trusts_hits = False
                 tracked.exclude()
         return tracked
 
@@ -255,7 +256,7 @@ class SchedulerHalf:
         tracked.computed = computed
         if before is not None:
             tracked.counted, tracked.is_new = before.counted, before.is_new
-        if computed and not self._trusts_hits:
+        if computed and not self.trusts_hits:
             tracked.exclude()
         return tracked
 
