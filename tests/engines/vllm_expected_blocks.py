@@ -82,6 +82,8 @@ class UncachedGroup(NamedTuple):
     def needed(self, one: Computed) -> range:
         """Returns the tokens before a step that it needs. A window that is replayed needs none behind a hit."""
         begins = self.begins(one)
+        if begins == one.ends:  # the budget of the step ended within what it replays
+            return range(0)
         if self.keeps is Keeps.OPEN_BLOCK:
             return range(begins // self.block * self.block, begins)
         if self.keeps is Keeps.LAST_STATE:
