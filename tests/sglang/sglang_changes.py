@@ -7,6 +7,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import msgspec
+import torch
 from sglang import version
 from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
@@ -59,6 +60,32 @@ def forget(name: str) -> None:
     patch.object(row_pools, "_tensors", some_rows).start()
     some_planes = lambda layers: cache_of([[one for one in layer if one[0] != name] for layer in layers])  # noqa: E731
     patch.object(device_pools, "cache_of", some_planes).start()
+
+
+def load_one_more(name: str) -> None:
+    """Makes pagetier load the first page of each load of a pool once more, into the last page of the pool."""
+    from pagetier.client.engines.sglang.linker import loads  # it has the version of SGLang
+    from pagetier.client.engines.sglang.storage.pages import StoragePages
+
+    begin, load = loads._begin, StoragePages.load
+
+    def begin_and_one(group: Any, pages: Sequence[Any], after: object) -> Any:
+        if group.name == name:
+            group.cache.copies.load(pages[0].match, loads._slots(group, [_last_block(group)]), 0, None)
+        return begin(group, pages, after)
+
+    def load_and_one(self: Any, pool: str, keys: Sequence[str], indices: Any, extra: Any) -> int:
+        if pool == name:
+            group = self._opened()[pool]
+            load(self, pool, keys[:1], _last_block(group) * group.page_slots + torch.arange(group.page_slots), extra)
+        return load(self, pool, keys, indices, extra)
+
+    patch.object(loads, "_begin", begin_and_one).start()
+    patch.object(StoragePages, "load", load_and_one).start()
+
+
+def _last_block(group: Any) -> int:
+    return int(group.cache.paged.cache.planes[0].blocks) - 1
 
 
 def _forget_share(name: str) -> None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
+import torch
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle, InitLoadBackParams, MatchPrefixParams
 from sglang.srt.mem_cache.hicache_storage import PoolTransferResult
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
@@ -14,6 +15,7 @@ from sglang.srt.mem_cache.utils import get_storage_hash_str
 
 import sglang_host_copies
 from eventually import eventually
+from sglang_host_rows import HostRows
 from sglang_model import AnyPrompt, RankArguments, Restored, place_of
 from sglang_pools import SLOTS
 from sglang_rank import Rank
@@ -33,6 +35,8 @@ class HostRank(Rank):
         sglang_host_copies.install()
         super().__init__(arguments)
         self.controller: Any = self.cache.cache_controller
+        pools = {name: entry.host_pool for name, entry in self.controller.mem_pool_host.entry_map.items()}
+        self.host = HostRows(pools, self.controller.storage_backend)
 
     def served(self) -> tuple[Any, dict[str, Any]]:
         """Returns pagetier's client, and its groups by the name of their pool."""
@@ -65,12 +69,17 @@ class HostRank(Rank):
     def restore(self, number: AnyPrompt, pages: int, request: str = "") -> Restored:
         """Matches a prompt, reads what the host lacks from the store, loads it back, and compares."""
         handle = CacheRequestHandle(request or f"request-{next(_NUMBERS)}", 0)
+        self.pools.remember()
+        self.host.remember()
         self._prefetch(handle, number, pages)
         assert self._until(lambda: self.cache.check_prefetch_progress(handle)), "a prefetch did not end"
         hit = int(self.cache.pop_prefetch_loaded_tokens(handle))
         req = request_of(handle.rid, number)
         loaded = self._load_back(req, self._match(number, pages))
-        equal = self._has(number, self._match(number, pages).last_device_node)
+        untouched = self.host.only_asked()
+        own = req.kv.mamba_pool_idx if req.kv.holds_mamba else None
+        equal = self._has(number, self._match(number, pages).last_device_node, own)
+        equal = equal and untouched and self.pools.only_loaded()
         if req.kv.holds_mamba:
             self.pools.requests.mamba_allocator.free(req.kv.mamba_pool_idx.unsqueeze(0))
         return Restored(hit, loaded, equal, failed=False)
@@ -162,15 +171,21 @@ class HostRank(Rank):
             self.cache.evict_host(2 * SLOTS, component)
         return super().leaked()
 
-    def _has(self, number: AnyPrompt, node: Any) -> bool:
-        """Returns whether the tree has the state of a prompt up to a node. False for the root."""
+    def _has(self, number: AnyPrompt, node: Any, own: torch.Tensor | None) -> bool:
+        """Returns whether the tree has the state of a prompt up to a node, and so has the request's own slot, if any.
+
+        False for the root.
+        """
         slots = self.cache.path_device_indices(node)
         if not len(slots) or not self.pools.has(number, slots, len(slots)):
             return False
         if self.spec.kind != "mamba":
             return True
         snapshot = self.cache.tree_core.get_component_device_value(node, ComponentType.MAMBA)
-        return snapshot is not None and self.pools.has_snapshot(number, snapshot[0], len(slots))
+        snapshots = [one for one in (snapshot, own) if one is not None]
+        return snapshot is not None and all(
+            self.pools.has_snapshot(number, one.reshape(-1)[0], len(slots)) for one in snapshots
+        )
 
     def _count_stored(self, insert: Callable[[], object]) -> int:
         insert()

@@ -25,11 +25,12 @@ class Spec(msgspec.Struct, frozen=True):
         page: The number of tokens in a page.
         heads: KV heads of the whole model.
         ranks: The number of tensor-parallel ranks.
-        stages: The number of pipeline stages. Each has as many layers.
+        stages: The number of pipeline stages.
         contexts: The number of ranks that divide the computation of a prompt, and have the same state.
         splits: The number of ranks, of `ranks`, that divide the tokens of a page.
         layout: The layout of HiCache's host pool; "" for the linker; "kit" for SGLang's own fixtures.
         draft: How SGLang has the layers of a draft model: "packed" or "side"; "" without one.
+        layers: The layers with full attention of each stage; the same number by default.
     """
 
     kind: str = "mha"
@@ -41,13 +42,15 @@ class Spec(msgspec.Struct, frozen=True):
     splits: int = 1
     layout: str = ""
     draft: str = ""
+    layers: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
         """A name for a test's title."""
         ranks = [("tp", self.ranks), ("pp", self.stages), ("cp", self.contexts), ("dcp", self.splits)]
         counts = "".join(f"{name}{count}" for name, count in ranks if count > 1 or name == "tp")
-        return "-".join(filter(None, [self.kind, str(self.page), counts, self.layout, self.draft]))
+        layers = "and".join(map(str, self.layers))
+        return "-".join(filter(None, [self.kind, str(self.page), counts, layers, self.layout, self.draft]))
 
     @property
     def processes(self) -> int:
@@ -165,7 +168,7 @@ def write_config(folder: Path, spec: Spec) -> Path:
         "intermediate_size": 64,
         "num_attention_heads": 8,
         "num_key_value_heads": spec.heads,
-        "num_hidden_layers": FULL_LAYERS * spec.stages,
+        "num_hidden_layers": sum(spec.layers) or FULL_LAYERS * spec.stages,
         "vocab_size": 1 << 20,
         "max_position_embeddings": 4096,
         "torch_dtype": "bfloat16",

@@ -50,6 +50,7 @@ PIPELINES: Final = Division(
         *(Spec("mha", 16, ranks=2, stages=2, layout=layout) for layout in ("page_first", "layer_first", "page_head")),
         *(Spec(kind, 16, ranks=2, stages=2, layout="page_first") for kind in ("mla", "swa", "mamba")),
         Spec("mha", 64, ranks=1, stages=3, layout="page_first"),
+        Spec("mla", 16, ranks=1, stages=2, layout="page_first", layers=(3, 4)),
     ),
 )
 

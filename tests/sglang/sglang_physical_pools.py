@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -24,8 +24,6 @@ class PhysicalPools(Pools):
         self._buffers = list(buffers_of(self.allocator.get_kvcache(), spec.page // spec.splits, place.marker))
         for draft in self.drafts:
             self._buffers += buffers_of(draft, spec.page, f"{place.marker}draft ")
-        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._loaded: list[tuple[int, torch.Tensor]] = []
 
     @property
     def model_layers(self) -> int:
@@ -45,32 +43,17 @@ class PhysicalPools(Pools):
             for at, page in enumerate(self._pages(buffer, slots)):
                 buffer.rows[page] = self._content(number, buffer, at)
 
-    def remember(self) -> None:
-        """Remembers all bytes."""
-        self._before = [(buffer.rows.clone(), buffer.raw.clone()) for buffer in self._buffers]
-        self._loaded = []
-
     def has(self, number: AnyPrompt, slots: torch.Tensor, ends: int) -> bool:
         """Returns whether all buffers have the rows of a prompt, of which the last token is number `ends`."""
         equal = True
-        for index, buffer in enumerate(self._buffers):
+        for buffer in self._buffers:
             own = slots[-self.windowed_slots :] if buffer.windowed else slots
             pages = self._pages(buffer, own)
             first = (ends - len(own)) // self._spec.page
             for at, page in enumerate(pages, first):
                 equal &= torch.equal(buffer.rows[page], self._content(number, buffer, at))
-            self._loaded.append((index, pages))
+            self._loaded.append((buffer.rows, pages))
         return equal
-
-    def only_loaded(self) -> bool:
-        """Restores the loaded rows for a moment, and compares all bytes of all buffers with those before the load."""
-        loaded = [self._buffers[index].rows[pages].clone() for index, pages in self._loaded]
-        for index, pages in self._loaded:
-            self._buffers[index].rows[pages] = self._before[index][0][pages]
-        same = all(torch.equal(one.raw, raw) for one, (_, raw) in zip(self._buffers, self._before, strict=True))
-        for (index, pages), rows in zip(self._loaded, loaded, strict=True):
-            self._buffers[index].rows[pages] = rows
-        return same
 
     def _make_pool(self) -> Any:
         splits, mamba = self._spec.splits, getattr(self.requests, "mamba_pool", None)
@@ -79,6 +62,9 @@ class PhysicalPools(Pools):
 
     def _planes(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
         return iter(())
+
+    def _tensors(self) -> Iterable[torch.Tensor]:
+        return (buffer.rows for buffer in self._buffers)
 
     def _pages(self, buffer: Buffer, slots: torch.Tensor) -> torch.Tensor:
         where = self.allocator.translate_loc_from_full_to_swa(slots) if buffer.windowed else slots

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import torch
@@ -24,7 +24,6 @@ from sglang_model import (
     FULL_LAYERS,
     LATENT,
     OTHER_LAYERS,
-    WINDOW,
     AnyPrompt,
     Place,
     Salted,
@@ -33,6 +32,7 @@ from sglang_model import (
     share,
     state,
 )
+from sglang_untouched import Rows, Untouched
 
 SLOTS: Final = 1024
 _STATES: Final = 8
@@ -58,6 +58,8 @@ class Pools:
         self.slots = max(SLOTS, 16 * spec.page)
         self.requests: Any = _state_pool(spec) if spec.recurrent else ReqToTokenPool(8, SLOTS, "cpu", False)
         self.allocator: Any = self._make_allocator(self._make_pool())
+        self._before = Untouched()
+        self._loaded: list[Rows] = []
 
     @property
     def windowed_slots(self) -> int:
@@ -128,20 +130,24 @@ class Pools:
 
     def has(self, number: AnyPrompt, slots: torch.Tensor, ends: int) -> bool:
         """Returns whether the slots have the state of a prompt, of which the last token is number `ends`."""
+        own = {windowed: self._windowed(slots) if windowed else slots for _, _, windowed in self._planes()}
+        self._loaded += [(tensor, own[windowed]) for _, tensor, windowed in self._planes()]
         return all(
-            self._plane_has(number, plane, tensor, slots if not windowed else self._windowed(slots), ends)
-            for plane, tensor, windowed in self._planes()
+            self._plane_has(number, plane, tensor, own[windowed], ends) for plane, tensor, windowed in self._planes()
         )
 
     def remember(self) -> None:
-        """Remembers what the pools contain before a load."""
+        """Remembers all bytes before a load."""
+        self._loaded = []
+        self._before = Untouched([*self._tensors(), *(tensor for _, tensor in self._states())])
 
     def only_loaded(self) -> bool:
-        """Returns whether nothing has changed since remember() but the slots that has() was called for."""
-        return True
+        """Returns whether nothing has changed since remember() but what has() and has_snapshot() were called for."""
+        return self._before.beside(self._loaded)
 
     def has_snapshot(self, number: AnyPrompt, slot: torch.Tensor, tokens: int) -> bool:
         """Returns whether a slot has the recurrent state after the tokens of a prompt."""
+        self._loaded += [(tensor, slot.reshape(-1)) for _, tensor in self._states()]
         return all(
             torch.equal(tensor[slot], self._snapshot(number, layer, tokens, tensor)) for layer, tensor in self._states()
         )
@@ -152,11 +158,12 @@ class Pools:
 
     def _make_pool(self) -> Any:
         spec, dtype, heads = self._spec, torch.bfloat16, self.heads
+        layers = spec.layers[self._place.stage] if spec.layers else FULL_LAYERS
         match spec.kind:
             case "mha":
-                return MHATokenToKVPool(SLOTS, spec.page, dtype, heads, DIM, FULL_LAYERS, "cpu", False)
+                return MHATokenToKVPool(SLOTS, spec.page, dtype, heads, DIM, layers, "cpu", False)
             case "mla":
-                return MLATokenToKVPool(SLOTS, spec.page, dtype, LATENT - 8, 8, FULL_LAYERS, "cpu", False)
+                return MLATokenToKVPool(SLOTS, spec.page, dtype, LATENT - 8, 8, layers, "cpu", False)
             case "swa":
                 return SWAKVPool(SLOTS, SLOTS, spec.page, dtype, heads, DIM, _OTHER, _FULL, "cpu")
             case _:
@@ -185,6 +192,10 @@ class Pools:
                 yield f"{name} k {layer}", keys, name == "swa_kv_pool"
                 yield f"{name} v {layer}", values, name == "swa_kv_pool"
 
+    def _tensors(self) -> Iterable[torch.Tensor]:
+        """Returns tensors in all memory of cached pages but recurrent states."""
+        return (tensor for _, tensor, _ in self._planes())
+
     def _states(self) -> Iterator[tuple[str, torch.Tensor]]:
         if self._spec.recurrent:
             cache = self.requests.mamba_pool.mamba_cache
@@ -193,7 +204,7 @@ class Pools:
                     yield f"state {at} {layer}", tensor[layer]
 
     def _windowed(self, slots: torch.Tensor) -> torch.Tensor:
-        translated: torch.Tensor = self.allocator.translate_loc_from_full_to_swa(slots[-WINDOW:])
+        translated: torch.Tensor = self.allocator.translate_loc_from_full_to_swa(slots[-self.windowed_slots :])
         return translated
 
     def _plane_has(self, number: AnyPrompt, plane: str, tensor: torch.Tensor, slots: torch.Tensor, ends: int) -> bool:

@@ -24,7 +24,7 @@ from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_tree_cac
 from sglang.srt.runtime_context import get_context, get_parallel
 
 from eventually import eventually
-from sglang_changes import change, forget
+from sglang_changes import change, forget, load_one_more
 from sglang_faults import Faults
 from sglang_groups import Groups
 from sglang_model import AnyPrompt, RankArguments, Restored
@@ -80,6 +80,8 @@ class Rank(Faults, Sessions):
         change(arguments.extra.pop("change", ""), self.params)
         if forgotten := arguments.extra.pop("forget", ""):
             forget(forgotten)
+        if pool := arguments.extra.pop("one_more", ""):
+            load_one_more(pool)
         self.cache: Any = self._make_cache(groups.tensor)
         self.linker: Any = self.cache.linker
         self.free_at_start = self.free_slots()
@@ -124,6 +126,7 @@ class Rank(Faults, Sessions):
         """Queues the load of what match_only() has found, does not start it, and returns its tokens."""
         req = self.waiting[request]
         params = InitLoadBackParams(best_match_node=req.found.best_match_node, host_hit_length=req.hit, req=req)
+        self.pools.remember()
         req.loaded = self.cache.init_load_back(params)[0]
         return int(req.loaded)
 
@@ -270,9 +273,8 @@ class Rank(Faults, Sessions):
         if slots is None or len(slots) != req.loaded:
             return False
         ends, slot = req.prefix_len + req.loaded, req.kv.mamba_pool_idx
-        return self.pools.has(req.number, slots, ends) and (
-            slot is None or self.pools.has_snapshot(req.number, slot, ends)
-        )
+        has_tokens = self.pools.has(req.number, slots, ends)
+        return has_tokens if slot is None else self.pools.has_snapshot(req.number, slot, ends) and has_tokens
 
     def _free(self, req: Any, slots: torch.Tensor) -> None:
         self.pools.free(slots)

@@ -28,7 +28,7 @@ def on(ranks: int, spec: Spec) -> Spec:
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_the_rows_of_a_prompt_are_loaded_and_nothing_else_changes(daemon: DiskDaemon, spec: Spec, ranks: int) -> None:
-    """All bytes of all buffers of all ranks are compared, in this engine and in a new process."""
+    """All bytes of all buffers of all ranks are compared, in this engine and in a new process, and from disk."""
     spec = on(ranks, spec)
     with SglangEngine(spec, daemon.socket) as engine:
         for number in (1, 2):
@@ -38,6 +38,11 @@ def test_the_rows_of_a_prompt_are_loaded_and_nothing_else_changes(daemon: DiskDa
         assert engine.restore(3, PAGES) == computed(spec)
     with SglangEngine(spec, daemon.socket) as other:
         assert other.restore(2, PAGES) == whole(spec, PAGES)
+        daemon.save()
+        daemon.flush("memory")
+        other.reset()
+        assert other.restore(1, PAGES) == computed(spec), "it is read for the next lookup"
+        assert eventually(lambda: other.restore(1, PAGES) == whole(spec, PAGES), _WAIT_S)
         assert "Traceback" not in other.log
 
 
@@ -91,17 +96,6 @@ def test_a_forgotten_buffer_is_noticed(daemon: DiskDaemon, spec: Spec, forgotten
         engine.insert(1, PAGES)
         engine.reset()
         assert engine.restore(1, PAGES) == [Restored(tokens, tokens, equal=False, failed=False)]
-
-
-@pytest.mark.parametrize("spec", [Spec("dsa", 64, ranks=2), Spec("dsv4", 256, ranks=2)], ids=lambda spec: spec.name)
-def test_rows_on_disk_are_read_for_the_next_lookup(daemon: DiskDaemon, spec: Spec) -> None:
-    with SglangEngine(spec, daemon.socket) as engine:
-        engine.insert(1, PAGES)
-        daemon.save()
-        daemon.flush("memory")
-        engine.reset()
-        assert engine.restore(1, PAGES) == computed(spec)
-        assert eventually(lambda: engine.restore(1, PAGES) == whole(spec, PAGES), _WAIT_S)
 
 
 @pytest.mark.parametrize("kind", ["mha", "dsa"])

@@ -156,6 +156,18 @@ def test_other_stages_have_other_pages(daemon: DiskDaemon, stages: int) -> None:
         assert not agreed(engine.restore(1, PAGES)).loaded
 
 
+def test_stages_of_unequal_layers_have_pages_of_their_own(daemon: DiskDaemon) -> None:
+    """Seven layers, of which one stage has two and the other five, are other pages in the other order."""
+    for layers in ((2, 5), (5, 2)):
+        spec = Spec("mha", 16, stages=2, layout="page_first", layers=layers)
+        partition = {"SGLANG_PP_LAYER_PARTITION": ",".join(map(str, layers))}
+        with SglangEngine(spec, daemon.socket, environment=partition) as engine:
+            assert not agreed(engine.restore(1, PAGES)).loaded
+            engine.insert(1, PAGES)
+            engine.reset()
+            assert engine.restore(1, PAGES) == whole(spec, PAGES)
+
+
 def test_a_forgotten_stage_is_noticed(daemon: DiskDaemon) -> None:
     """Stages without pages of their own load those of another one, and the comparison sees it."""
     tokens = PAGES * PIPELINE.page
@@ -170,6 +182,13 @@ def test_a_draft_model_beside_a_pipeline_is_refused(daemon: DiskDaemon) -> None:
     flags = {"speculative_algorithm": "EAGLE"}
     with SglangEngine(PIPELINE, daemon.socket, flags=flags) as engine:
         assert "a draft model beside pipeline parallelism" in engine.log, engine.log
+
+
+def test_pools_that_hicache_does_not_know_are_refused_in_each_stage(daemon: DiskDaemon) -> None:
+    spec = Spec("dsa", 64, stages=2, layout="page_first")
+    with SglangEngine(spec, daemon.socket) as engine:
+        line = "the host pools indexer of HiCache are not known: use the linker, without --pp-size"
+        assert engine.log.count(line) == spec.processes, engine.log
 
 
 @pytest.mark.parametrize("spec", [*REPLICAS.linker, *REPLICAS.hicache], ids=lambda spec: spec.name)

@@ -12,11 +12,13 @@ import fleet_host
 from eventually import eventually
 from fleet_host import PATIENT, FleetHost
 from sglang_engine import SglangEngine
+from sglang_families import SPECS
 from sglang_model import Spec, computed, whole
 
 PAGE, PAGES = 64, 6
 SHORT = 3  # pages with less than 256 tokens
 KINDS = ("mha", "swa", "mamba")
+ROWS = ("dsa", "dsa-fp8", "dsv4", "dsv4.1", "minimax-m3")
 _WAIT_S = 60.0
 HANGS = pytest.mark.parametrize(
     "ask", [("--set", "remote.timeout=1h", "--set", "remote.ask_timeout=1h")]
@@ -41,12 +43,18 @@ def hosts(
         yield FleetHost(url, stack, *PATIENT, arena="64MiB"), second
 
 
+def pages_of(spec: Spec) -> int:
+    """Returns the length of the prompt in pages: at least the tokens for which the fleet is asked."""
+    return max(PAGES, PAGE * PAGES // spec.page)
+
+
 def compute(host: FleetHost, spec: Spec) -> None:
     """Stores a prompt on a host, and waits until the fleet has all of its pages."""
     with SglangEngine(spec, host.daemon.socket) as engine:
-        assert min(engine.insert(1, PAGES)) >= 1
-        stored = sum(slot.counts.stored_pages for slot in host.daemon.slots()) // spec.ranks
-        assert eventually(lambda: host.report.written >= stored >= PAGES, _WAIT_S), host.report
+        assert min(engine.insert(1, pages_of(spec))) >= 1
+        ranks = 1 if spec.kind == "mla" else spec.ranks  # HiCache's first rank stores the latents
+        stored = sum(slot.counts.stored_pages for slot in host.daemon.slots()) // ranks
+        assert eventually(lambda: host.report.written >= stored >= pages_of(spec), _WAIT_S), host.report
 
 
 def questions(host: FleetHost) -> int:
@@ -68,11 +76,21 @@ def tokens_by_tier(host: FleetHost) -> tuple[int, int, int]:
 def test_the_linker_finds_what_another_host_has_stored(
     hosts: tuple[FleetHost, FleetHost], kind: str, ranks: int
 ) -> None:
-    spec, (here, there) = Spec(kind, PAGE, ranks=ranks), hosts
+    find_what_another_host_has_stored(hosts, Spec(kind, PAGE, ranks=ranks))
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.kind in ROWS], ids=lambda spec: spec.name)
+def test_the_linker_finds_all_buffers_of_another_host(hosts: tuple[FleetHost, FleetHost], spec: Spec) -> None:
+    find_what_another_host_has_stored(hosts, spec)
+
+
+def find_what_another_host_has_stored(hosts: tuple[FleetHost, FleetHost], spec: Spec) -> None:
+    """Stores a prompt on the first host, and loads it on the second."""
+    (here, there), pages = hosts, pages_of(spec)
     compute(here, spec)
     with SglangEngine(spec, there.daemon.socket) as engine:
-        assert engine.restore(1, PAGES) == computed(spec), "no request waits for the fleet"
-        assert eventually(lambda: engine.restore(1, PAGES) == whole(spec, PAGES), _WAIT_S)
+        assert engine.restore(1, pages) == computed(spec), "no request waits for the fleet"
+        assert eventually(lambda: engine.restore(1, pages) == whole(spec, pages), _WAIT_S)
         assert "Traceback" not in engine.log, engine.log
     assert there.report.damaged == 0
 
@@ -131,7 +149,7 @@ def test_a_store_that_hangs_delays_no_lookup(hosts: tuple[FleetHost, FleetHost],
 
 
 @pytest.mark.parametrize("ranks", [(1, 1), (2, 1), (2, 2)], ids=lambda ranks: "pp".join(map(str, ranks)))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "mla"])
 def test_hicache_finds_what_another_host_has_stored(
     hosts: tuple[FleetHost, FleetHost], kind: str, ranks: tuple[int, int]
 ) -> None:

@@ -35,7 +35,9 @@ def host_pools(pools: Mapping[str, Any], page: int, heads: Callable[[str], int])
         UnsupportedError: A pool or its layout is not known.
     """
     if unknown := sorted(pools.keys() - {FULL, WINDOW, STATE}):
-        raise UnsupportedError(f"the host pools {', '.join(unknown)} are not known: disable HiCache for this model")
+        raise UnsupportedError(
+            f"the host pools {', '.join(unknown)} of HiCache are not known: use the linker, without --pp-size"
+        )
     names = sorted(pools, key=(FULL, WINDOW, STATE).index)
     return tuple(
         _states(pools[name], page) if name == STATE else _attention(name, pools[name], heads(name)) for name in names
