@@ -56,7 +56,7 @@ SPECS: Final = [spec for family in FAMILIES for spec in family.specs]
 
 REFUSED: Final = {
     "pool": "the KV pool UnknownPool is not known",
-    "pipeline": "pipeline parallelism: the stages of a linker cannot agree on a load; use HiCache, or no --pp-size",
+    "pipeline": "pipeline parallelism: a linker's stages cannot agree on a load; use HiCache, or no --pp-size",
     "decode": "state other than latents (MLA) of decode context parallelism: leave --dcp-size out",
     "draft": "the recurrent state of a draft model is not cached: leave --speculative-algorithm out",
     "layout": "the KV layout vectorized_5d is not known: unset SGLANG_AITER_KV_CACHE_LAYOUT",

@@ -169,7 +169,7 @@ def require_known(params: Any) -> None:
     require_known_version()
     if params.pp_size > 1:
         raise UnsupportedError(
-            "pipeline parallelism: the stages of a linker cannot agree on a load; use HiCache, or no --pp-size"
+            "pipeline parallelism: a linker's stages cannot agree on a load; use HiCache, or no --pp-size"
         )
 
 
