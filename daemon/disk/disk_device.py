@@ -13,7 +13,6 @@ The life of a device follows its worker's:
 
 from __future__ import annotations
 
-import itertools
 import logging
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Collection
@@ -26,7 +25,7 @@ from pagetier.daemon.disk.commands_in_flight import STALLED_S, CommandsInFlight
 from pagetier.daemon.disk.device_health import DeviceHealth
 from pagetier.daemon.disk.device_opening import DeviceOpening, OpeningStage, stamp_offset
 from pagetier.daemon.disk.device_status import DeviceStatus
-from pagetier.daemon.disk.pending_flushes import DeviceFlushes, PendingFlushes
+from pagetier.daemon.disk.pending_flushes import AWAY, PendingFlushes
 from pagetier.daemon.disk.surroundings import Surroundings
 from pagetier.daemon.status.disk_report import Standing
 from pagetier.daemon.workers.supervisor import Supervisor
@@ -55,7 +54,7 @@ class DiskDevice:
         ready: Whether the worker accepts writes and drops.
         commands: The writes, drops and the sync that are in progress.
         health: Whether the device writes and syncs.
-        flushes: What was flushed and may still be on the device.
+        flushes: What was flushed and may still be in its folder.
         device_bytes: Bytes that the workers of this daemon handed to the file system.
     """
 
@@ -63,7 +62,6 @@ class DiskDevice:
         self, number: int, options: DeviceOptions, tier: Surroundings, segments: Segments, loop: AbstractEventLoop
     ) -> None:
         self._owner: Owner = segments.owner
-        self._loop = loop
         self._tier = tier
         self.number = number
         self.options = options
@@ -72,11 +70,10 @@ class DiskDevice:
         self.ready = False
         self.commands = CommandsInFlight()
         self.health = DeviceHealth(str(options.path))
-        self.flushes = DeviceFlushes(loop)
+        self.flushes = tier.flushes.of(options.path)
         self.device_bytes = 0
         self.status = DeviceStatus(number, options, self._owner, tier)
         self._opening = DeviceOpening(self._owner, number, self.flushes)
-        self._numbers = itertools.count(1)
         self._awaited_until = loop_clock.now() + STALLED_S
         self.stamp_offset = 0  # stamp of a page on disk minus its tick in memory
 
@@ -217,7 +214,7 @@ class DiskDevice:
 
         The drops go with it, because the batch was given the room of the pages that it evicted: the worker drops first.
         """
-        self._put(Write(next(self._numbers), drops, pages, spaces), paid)
+        self._put(Write(next(self.flushes.numbers), drops, pages, spaces), paid)
         point("write_behind.sent")
 
     def _wrote(self, report: Wrote) -> None:
@@ -246,13 +243,13 @@ class DiskDevice:
 
     def _sync(self) -> None:
         self.commands.begin_sync()
-        self.send(Sync(next(self._numbers)))
+        self.send(Sync(next(self.flushes.numbers)))
 
     def _drop(self, drops: bytes) -> int:
         """Asks the worker to drop these keys and returns the number of the last command."""
         number = 0
         for first in range(0, len(drops), KEY_BYTES * _MOST_DROPS):
-            number = next(self._numbers)
+            number = next(self.flushes.numbers)
             self._put(Write(number, drops[first : first + KEY_BYTES * _MOST_DROPS]), 0)
             point("write_behind.dropped")
         return number
@@ -270,7 +267,8 @@ class DiskDevice:
         command that drops pages completes the flush.
         """
         if not self.ready:
-            flushes.keep(digests, then, wanted)
+            flushes.keep(digests, wanted)
+            then(AWAY)
             return
         drops = self._owner.disk_drops(self.number)
         if command := self._drop(drops) if drops else self.commands.last_drop:

@@ -13,7 +13,7 @@ from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.backpressure import BackPressure
 from pagetier.daemon.disk.disk_device import DiskDevice
 from pagetier.daemon.disk.disk_flush import DiskFlush, in_memory, log_lost, require_on_disk
-from pagetier.daemon.disk.pending_flushes import Answers
+from pagetier.daemon.disk.pending_flushes import Answers, FlushedKind, FolderFlushes
 from pagetier.daemon.disk.stop_progress import StopProgress
 from pagetier.daemon.disk.write_behind import WriteBehind
 from pagetier.daemon.disk.write_budget import Budget
@@ -45,6 +45,7 @@ class DiskTier:
         write_behind: Decides which pages are written.
         reads: Sends the reads, and is handed what the workers read.
         backpressure: Delays stores while the disk catches up.
+        flushes: What was flushed and may still be in a folder, also in one that a reload has removed.
         budget: Limits the bytes that are written a day, to all devices together.
         flush: Writes all pages to disk while a client polls.
         stopping: A stop writes what is unwritten. Stores are rejected: it would wait for engines that keep storing.
@@ -65,6 +66,7 @@ class DiskTier:
         self._options = config.disk
         self.budget = Budget(config.disk.budget if config.disk.size else 0)
         self._devices: list[DiskDevice] = []
+        self.flushes = FolderFlushes(loop)
         self.write_behind = WriteBehind(self._owner, config.disk, self.budget, self._devices)
         self.reads = reads
         self.backpressure = BackPressure(self._owner, self.write_behind, config.disk.store_timeout, loop)
@@ -263,16 +265,21 @@ class DiskTier:
                 be there. This daemon then drops them as soon as the disk is back, and does not find them before.
             wanted: What selects the namespaces, also those that a device has not reported yet; "": only the digests.
         """
-        answers = Answers(len(self._devices), then)
-        for device in self._devices:
-            device.drop_flushed(device.flushes.namespaces, digests, answers.of(device.options.path), wanted)
+        self._drop(lambda flushes: flushes.namespaces, digests, then, wanted)
 
     def forgotten(self, keys: bytes, then: Callable[[str], None]) -> None:
         """Drops single pages, which have left the index, from disk, as flushed() drops those of namespaces."""
-        answers = Answers(len(self._devices), then)
         pages = [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
-        for device in self._devices:
-            device.drop_flushed(device.flushes.pages, pages, answers.of(device.options.path))
+        self._drop(lambda flushes: flushes.pages, pages, then, "")
+
+    def _drop(self, of: FlushedKind, what: Collection[bytes] | None, then: Callable[[str], None], wanted: str) -> None:
+        # Of two devices in a folder, the first is being removed, and the second cannot open the folder before it is.
+        newest = {device.options.path: device for device in self._devices}
+        answers = Answers(len(newest), then)
+        for folder, device in newest.items():
+            device.drop_flushed(of(device.flushes), what, answers.of(folder), wanted)
+        for removed in self.flushes.without(newest):
+            of(removed).keep(what, wanted)
 
     def save(self, number: int) -> Saved:
         """Returns the progress of writing all pages to disk. The daemon continues while a client polls."""

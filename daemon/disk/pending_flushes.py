@@ -5,15 +5,17 @@ device sends these to its worker, and the flush is answered when the worker has 
 
 Between the first and the last step the files still have the pages. If the worker ends there, the next one reports them
 in its inventory, and they would be found again. So the flush is remembered until a report confirms it: the inventory is
-loaded without its pages (`Inventory.add`), and the first command to the new worker drops them (`again`). If the
-daemon ends as well, the pages can be found again; the request was answered with that reason.
+loaded without its pages (`Inventory.add`), and the first command to the new worker drops them (`again`). The same
+holds for a folder that a reload removes, because a later one may add it again. If the daemon ends as well, the pages
+can be found again; the request was answered with that reason, unless the folder had been removed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Collection
+import itertools
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +26,7 @@ _MOST_PAGES: Final = 1 << 20
 _ALL: Final = b""  # stands for all namespaces; digests are longer
 _NO_COMMAND: Final = 0  # commands are numbered from 1
 _LATER: Final = "flushed pages leave the disk when it is back, if this daemon still runs then"
-_AWAY: Final = f"the disk tier is not open: {_LATER}"
+AWAY: Final = f"the disk tier is not open: {_LATER}"
 _HANGS: Final = f"the disk has not answered for {DROP_TIMEOUT_S:.0f} s: {_LATER}"
 
 
@@ -67,12 +69,11 @@ class PendingFlushes:
         self._waiting: dict[int, list[Callable[[str], None]]] = {}
         self._wanted: set[str] = set()
 
-    def keep(self, digests: Collection[bytes] | None, then: Callable[[str], None], wanted: str = "") -> None:
+    def keep(self, digests: Collection[bytes] | None, wanted: str = "") -> None:
         """Remembers a flush that no worker can carry out now.
 
         Args:
             digests: The namespaces; None for all of them.
-            then: Called at once.
             wanted: What selects the namespaces, "" if the digests name all that are meant: the device may have others
                 that the index does not know yet.
         """
@@ -80,7 +81,6 @@ class PendingFlushes:
         self._wanted |= {wanted} - {""}
         if len(self._wanted) > self._most:
             self._note(None, _NO_COMMAND)
-        then(_AWAY)
 
     def wait(self, digests: Collection[bytes] | None, command: int, then: Callable[[str], None]) -> None:
         """Remembers a flush that the worker carries out by `command` or an earlier command.
@@ -117,7 +117,7 @@ class PendingFlushes:
     def lost(self) -> None:
         """Answers all waiting requests: the worker is gone, and its commands with it."""
         for command in list(self._waiting):
-            self._answer(command, _AWAY)
+            self._answer(command, AWAY)
 
     def again(self, command: int) -> None:
         """Assigns all remaining flushes to `command` of the new worker; 0 if its disk has none of their pages."""
@@ -145,16 +145,19 @@ class PendingFlushes:
 
 
 class DeviceFlushes:
-    """The flushed namespaces and the forgotten pages that one device has not dropped yet.
+    """The flushed namespaces and the forgotten pages that the folder of a device has not dropped yet.
 
     Attributes:
         namespaces: The namespaces, by their digests.
         pages: The pages, by their keys.
+        numbers: Numbers the commands to all workers of the folder: a late report of a worker that a reload has removed
+            must not complete a command to its successor.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.namespaces = PendingFlushes(loop)
         self.pages = PendingFlushes(loop, _MOST_PAGES)
+        self.numbers = itertools.count(1)
 
     def done(self, command: int, reason: str) -> None:
         """Handles a completed command."""
@@ -170,3 +173,22 @@ class DeviceFlushes:
         """Assigns all that remains to `command` of the new worker; 0 if its disk has none of these pages."""
         self.namespaces.again(command)
         self.pages.again(command)
+
+
+FlushedKind = Callable[[DeviceFlushes], PendingFlushes]  # of namespaces or of pages
+
+
+class FolderFlushes:
+    """What was flushed, by the folder of a device, also after a reload has removed the device: its files stay."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._folders: dict[Path, DeviceFlushes] = {}
+
+    def of(self, folder: Path) -> DeviceFlushes:
+        """Returns what the folder of a device may still have."""
+        return self._folders.setdefault(folder, DeviceFlushes(self._loop))
+
+    def without(self, folders: Iterable[Path]) -> list[DeviceFlushes]:
+        """Returns what all but these folders may still have."""
+        return [self._folders[folder] for folder in self._folders.keys() - set(folders)]

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from pagetier.daemon.disk.backpressure import BackPressure
 from pagetier.daemon.disk.commands_in_flight import PendingWrite
+from pagetier.daemon.disk.pending_flushes import FolderFlushes
 from pagetier.daemon.reads.lower_tier_reads import LowerTierReads
 from pagetier.shm._core import WriteRule
 from pagetier.tiers.worker_protocol import Wrote
@@ -28,6 +29,7 @@ class SharedWrites(Protocol):
 class Surroundings(Protocol):
     """What a device needs of the tier around it. See DiskTier."""
 
+    flushes: FolderFlushes
     reads: LowerTierReads
     backpressure: BackPressure
 

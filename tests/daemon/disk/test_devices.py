@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from bare_engine import Engine
+from bare_engine import SPACE, Engine
 from daemon_turns import Turns
 from disk_daemon import FRAME, FRAMES
 from eventually import eventually
 from file_changes import write_at
+from numbered_pages import key_of
 from pagetier.daemon.metrics.disk_families import device_families
 from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm._core import ReserveOutcome
@@ -196,6 +197,47 @@ def test_a_reload_adds_and_removes_a_device(daemon: TwoDevices, engine: Engine, 
     assert daemon.device(0).pages >= PAGES // 3, "pages go to the added device too"
     assert "disk.path" in daemon.reload('[disk]\npath = ""\nsize = "0"\n')
     assert len(daemon.report().devices) == 2, "only a restart removes the whole tier"
+
+
+@pytest.mark.parametrize("removed", ["before the flush", "after it"])
+def test_flushed_pages_do_not_come_back_with_a_device_that_a_reload_adds_again(
+    daemon: TwoDevices, engine: Engine, numbers: range, tmp_path: Path, removed: str
+) -> None:
+    """First single pages, then a namespace."""
+    away = daemon.replace_device(0, "a file")
+    daemon.until_device(0, Standing.DOWN, "is a file")
+    if removed == "before the flush":
+        remove_first(daemon)
+    keys = tmp_path / "keys"
+    keys.write_text("".join(f"{key_of(number).hex()}\n" for number in numbers[:9]))
+    daemon.pagetier("flush", "--keys-file", str(keys), "--yes")
+    bring_back(daemon, away, removed)
+    assert engine.places(numbers[:9]) == {"nowhere": 9}
+    assert engine.places(numbers[9:])["disk"] > 0
+    away = daemon.replace_device(0, "a file")
+    daemon.until_device(0, Standing.DOWN, "is a file")
+    if removed == "before the flush":
+        remove_first(daemon)
+    daemon.pagetier("flush", "--namespace", SPACE.name, "--yes")
+    bring_back(daemon, away, removed)
+    assert engine.places(numbers) == {"nowhere": PAGES}
+    until_counted(daemon, 0)
+
+
+def remove_first(daemon: TwoDevices) -> None:
+    """Removes the first device by a reload, and waits until it is gone."""
+    daemon.reload(daemon.text(1))
+    assert daemon.until(lambda disk: len(disk.devices) == 1), daemon.reported()
+
+
+def bring_back(daemon: TwoDevices, away: Path, removed: str) -> None:
+    """Puts the folder of the first device back, and adds it by a reload after it was removed by one."""
+    if removed == "after it":
+        remove_first(daemon)
+    daemon.folders[0].unlink()
+    away.rename(daemon.folders[0])
+    daemon.reload(daemon.text())
+    daemon.wait_open()
 
 
 def test_a_device_that_hangs_is_removed(daemon: TwoDevices, engine: Engine, numbers: range) -> None:

@@ -175,7 +175,7 @@ def test_a_namespace_that_is_flushed_between_two_parts_does_not_come_back(owner:
     loaded, (first, *others) = Inventory(owner, flushes), parts_of(batch_of(range(10), spaces=[0, 1] * 5))
     loaded.add(first)
     assert owner.flush(1, TierFlag.BOTH) == (2, 0), "the second namespace of the batch has the newest page"
-    flushes.namespaces.keep([SPACE.digest], lambda _: None)
+    flushes.namespaces.keep([SPACE.digest])
     for part in others:
         loaded.add(part)
     assert on_disk(owner) == {"other": 5}
@@ -188,7 +188,7 @@ def test_a_page_that_is_forgotten_between_two_parts_does_not_come_back(owner: Ow
     owner.disk_open(1000, WriteRule.THROUGH)
     loaded, (first, *others) = Inventory(owner, flushes), parts_of(batch_of(range(10)))
     loaded.add(first)
-    flushes.pages.keep([key_of(4), key_of(99)], lambda _: None)
+    flushes.pages.keep([key_of(4), key_of(99)])
     for part in others:
         loaded.add(part)
     assert owner.header().disk_pages == 9
