@@ -19,6 +19,7 @@ from pagetier.shm._core import Owner, WriteRule
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.protocol import ProtocolError
+from pagetier.tiers.capacity import slot_bytes_of
 from pagetier.tiers.worker_protocol import (
     Complete,
     HistoryPart,
@@ -79,8 +80,8 @@ class DeviceOpening:
             case Opened(), OpeningStage.STARTED:
                 # The index has no page of the device yet. From now on pages in memory count as unwritten, because the
                 # device may take them, although none is sent to it before its inventory is loaded.
+                self._owner.disk_open(report.capacity, rule, self._device, self._slot_bytes(report))
                 self.stage, self._expected = OpeningStage.OPENED, report.pages
-                self._owner.disk_open(report.capacity, rule, self._device, report.state.slot_bytes)
                 point("disk.opened")
             case SavedLookups(), OpeningStage.OPENED:
                 self._restore_lookups(report.data)
@@ -118,6 +119,12 @@ class DeviceOpening:
     def give_up(self) -> None:
         """Takes note that the worker ended: if it has not opened the device by now, it could not."""
         self.refused |= self.stage is OpeningStage.STARTED and not self.unverified
+
+    def _slot_bytes(self, opened: Opened) -> int:
+        slot_bytes = opened.state.slot_bytes
+        if slot_bytes not in {0, slot_bytes_of(self._owner.header().frame_bytes)}:
+            raise ProtocolError(f"Opened: slots of {slot_bytes} bytes")
+        return slot_bytes
 
     @property
     def expected_pages(self) -> int:

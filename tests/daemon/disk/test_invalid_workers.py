@@ -43,6 +43,9 @@ def test_a_worker_that_cannot_start_is_retried_with_growing_pauses(
         "message(['complete'])",
         "message(['opened', -1, STATE])",
         "message(['opened', 1 << 70, STATE])",
+        "message(['opened', 10, STATE | {'slot_bytes': -1}])",
+        "message(['opened', 10, STATE | {'slot_bytes': 1 << 17}])",
+        "message(['opened', 10, STATE | {'slot_bytes': 1 << 60}])",
         "message(['opened', 10, STATE]) + message(['inventorypart', bytes(32), bytes(8), bytes(8), bytes(4), [SPACE]])"
         " + message(['complete']) + message(['hasread', 1, 0, b'\\1', b'', ''])"
         " + message(['wrote', 1, b'\\7' * 8, '', 0])",
