@@ -198,10 +198,10 @@ def test_a_load_without_a_response_times_out_and_the_next_does_not_wait(
             began = standing_clock.now
             assert client.load(match, out, timeout=HOUR_S) == 3
             assert standing_clock.now - began == pytest.approx(took)
-            assert daemon.fetches.qsize() == 1, "the next one asks for nothing"
             standing_clock.passes(RESPONSE_S)  # what a healthy daemon takes to report that the disk was too slow
         standing_clock.is_stuck = lambda: False
         assert store(client, prompt(1, 2), PAGE, timeout=10).stored == 2
+        assert daemon.fetches.qsize() == 1, "the second load asked, too"  # the daemon has read all before the store
         with answering(daemon, lambda peer, request: daemon.fulfil(*daemon.next_fetch())):
             assert client.load(match, out) == 10
     assert np.array_equal(out, PAGES)

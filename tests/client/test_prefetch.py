@@ -273,8 +273,11 @@ def test_a_daemon_past_its_time_limit_gets_no_prefetch_until_it_answers(
     assert late.wait(10) == 3
 
 
-def test_a_daemon_that_answers_no_store_gets_no_prefetch(daemon: FakeDiskDaemon, client: Client) -> None:
-    daemon.hangs = True
-    assert store(client, prompt(0, 2), PAGE, timeout=0.1).refused == 2
+def test_a_daemon_that_answers_no_store_gets_no_prefetch(
+    daemon: FakeDiskDaemon, client: Client, standing_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never_block(monkeypatch)
+    daemon.hangs, standing_clock.is_stuck = True, in_main_thread
+    assert store(client, prompt(0, 2), PAGE, timeout=HOUR_S).refused == 2
     prefetch = client.prefetch(prompt(0, 3), timeout=60)
     assert prefetch.ready and prefetch.wait(60) == 0

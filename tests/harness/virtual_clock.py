@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import pytest
@@ -15,6 +15,7 @@ from pagetier.shm import clock
 _T = TypeVar("_T")
 
 _PAUSE_S = 0.001  # real time, between two looks at what other threads do
+_really_wait = clock.wait
 
 
 class VirtualClock:
@@ -24,12 +25,17 @@ class VirtualClock:
         now: The time in seconds.
         is_stuck: Called in a wait that would block. Returns whether nothing ends it but its timeout, which then passes.
             Otherwise the wait looks again after a millisecond. By default that is so at once, for a test whose
-            other threads end no wait. A test that lets the time pass itself, by passes(), returns False.
+            other threads end no wait, but not in threads that were there before: those of fixtures, and of an earlier
+            test's client that still looks for its daemon. A test that lets the time pass itself, by passes(),
+            returns False.
+        is_over: The test has ended: a thread that still waits continues in real time.
     """
 
     def __init__(self) -> None:
         self.now = math.ceil(clock.now()) + 0.0  # not before what was noted in real time
-        self.is_stuck: Callable[[], bool] = lambda: True
+        others = set(threading.enumerate()) - {threading.current_thread()}
+        self.is_stuck: Callable[[], bool] = lambda: threading.current_thread() not in others
+        self.is_over = False
 
     def passes(self, seconds: float) -> None:
         """Lets some time pass, as if the running code took so long."""
@@ -49,6 +55,8 @@ class VirtualClock:
         """
         ends = self.now + max(0.0, seconds)
         while not (result := block(0.0)) and self.now < ends:
+            if self.is_over:
+                return _really_wait(block, ends - self.now)
             if not self.is_stuck():
                 pace(_PAUSE_S)
                 continue
@@ -65,13 +73,14 @@ def in_main_thread() -> bool:
 
 
 @pytest.fixture
-def virtual_clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
-    """Returns the time of this process, except for recv() of a link, in which the kernel waits for 0.1 s at most."""
+def virtual_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualClock]:
+    """Yields the time of this process, except for recv() of a link, in which the kernel waits for 0.1 s at most."""
     virtual = VirtualClock()
     monkeypatch.setattr(clock, "now", lambda: virtual.now)
     monkeypatch.setattr(clock, "sleep", virtual.sleep)
     monkeypatch.setattr(clock, "wait", virtual.wait)
-    return virtual
+    yield virtual
+    virtual.is_over = True
 
 
 @pytest.fixture

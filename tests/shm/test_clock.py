@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from eventually import PATIENCE_S
 from pagetier.shm import clock
 from pagetier.shm.clock import Deadline
 from virtual_clock import VirtualClock
@@ -30,6 +33,33 @@ def test_a_deadline_is_over_when_its_time_has_passed(virtual_clock: VirtualClock
     assert deadline.left == 0.0 and deadline.is_over
     assert never.left == math.inf and not never.is_over
     assert virtual_clock.now == began + 6.0
+
+
+@pytest.fixture
+def earlier_thread() -> Iterator[ThreadPoolExecutor]:
+    """Yields a thread that is there before the virtual clock, as one that another test has left."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(bool).result()
+        yield thread
+
+
+def test_no_virtual_time_passes_in_threads_that_were_there_before(
+    earlier_thread: ThreadPoolExecutor, virtual_clock: VirtualClock
+) -> None:
+    began = virtual_clock.now
+    earlier_thread.submit(clock.sleep, 5.0).result()
+    assert virtual_clock.now == began
+    over, waits = threading.Event(), threading.Event()
+
+    def look(_: float) -> bool:
+        waits.set()
+        return over.is_set()
+
+    waiting = earlier_thread.submit(clock.wait, look, math.inf)
+    assert waits.wait(PATIENCE_S)
+    clock.sleep(1.0)
+    over.set()
+    assert waiting.result() and virtual_clock.now == began + 1.0
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan])

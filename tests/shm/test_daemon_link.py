@@ -89,9 +89,7 @@ def send_big(link: Link) -> None:
 def test_a_send_waits_for_another_sender_at_most_its_timeout(virtual_clock: VirtualClock, timeout: float) -> None:
     with linked(read_nothing) as (daemon, link):
         slow = threading.Thread(target=send_big, args=(link,))
-        virtual_clock.is_stuck = lambda: (
-            threading.current_thread() is not slow
-        )  # which waits for the peer without an end
+        virtual_clock.is_stuck = in_main_thread  # the other send waits for the peer without an end
         slow.start()
         assert daemon.peers[0].connection.recv(1, socket.MSG_PEEK), "the other send has not begun"
         began = virtual_clock.now

@@ -44,7 +44,14 @@ def clock(virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> Virtu
         fleets.append(WatchedCalls(timeout_s))
         return fleets[-1]
 
-    virtual_clock.is_stuck = lambda: FaultyStore.hanging == sum(calls.busy for calls in fleets)
+    def all_hang() -> bool:
+        before, hanging = busy(), FaultyStore.hanging
+        return before == hanging == busy()  # no call has ended between two of these looks
+
+    def busy() -> int:
+        return sum(calls.busy for calls in fleets)
+
+    virtual_clock.is_stuck = all_hang
     monkeypatch.setattr(open_fleet, "StoreCalls", watched)
     return virtual_clock
 
@@ -341,24 +348,20 @@ def test_a_damaged_object_that_cannot_be_removed_is_a_miss(opened: OpenedFleet) 
 
 def test_writes_wait_while_a_read_is_late(opened: OpenedFleet, clock: VirtualClock) -> None:
     opened.store_all(outgoing(12))
-    released, puts, gets, is_stuck = FaultyStore.released, list[bool](), calls_of("get"), clock.is_stuck
+    released, puts, gets, clock.is_stuck = FaultyStore.released, list[bool](), calls_of("get"), lambda: False
     FaultyStore.before.append(lambda call: puts.append(released.is_set()) if call == "put" else None)
     FaultyStore.hangs = {"get"}
     slow = OpenedFleet(msgspec.structs.replace(OPTIONS, timeout_s=HOUR_S))
     reader = threading.Thread(target=read_from, args=(slow.fleet, outgoing(12)))
-
-    def write_waits() -> bool:
-        """Ends the read as soon as a write waits for it. It is not given up before."""
-        if threading.current_thread() is not reader and is_stuck():
-            released.set()
-        return False
-
-    clock.is_stuck = write_waits
     reader.start()
     assert eventually(lambda: bool(gets))
     slow.store_all(outgoing(13))
     assert puts == [False], "a read that has just begun delays no write"
     clock.passes(2 * LATE_READ_S)
-    slow.store_all(outgoing(14))
+    writer = threading.Thread(target=slow.store_all, args=(outgoing(14),))
+    writer.start()
+    assert eventually(lambda: slow.fleet._reads._changed.is_awaited), "the write waits for no read"
+    released.set()
+    writer.join()
     assert puts == [False, True]
     reader.join()
