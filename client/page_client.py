@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pagetier.client.arguments import natural_of, seconds_left
-from pagetier.client.attachment import Attachment, display_name
+from pagetier.client.attachment import Attachment
 from pagetier.client.destinations import destination_of, unpinned_prefix_of
 from pagetier.client.flush import flush
 from pagetier.client.group_fleet_lookup import GroupLocation, LocatedHit, pages_to_read, request_group_location
@@ -26,6 +26,7 @@ from pagetier.client.misuse import (
     seconds_to_wait,
     why_nothing_loaded,
 )
+from pagetier.client.own_attachment import OwnAttachment, display_name
 from pagetier.client.paged_blocks import WHOLE, Blocks, Part, require_named, required_part
 from pagetier.client.pending_reservation import PageSizes, packed_sizes, reservation_request
 from pagetier.client.prefetch import Prefetch, prefetch_request
@@ -70,7 +71,7 @@ class PageClient:
         self.threads = natural_of("threads", threads) or min(_COPY_THREADS, len(os.sched_getaffinity(0)))
         self._closed = False
         self.misuse = MisuseLog()
-        self._attachments: dict[int, Attachment] = {}
+        self._attachments: dict[int, OwnAttachment] = {}
         self._attachment = self._attach()
 
     @property
@@ -360,10 +361,10 @@ class PageClient:
         """Returns the seconds that a call with this `timeout` may wait. Raises TypeError if it is not a number."""
         return seconds_to_wait(self.timeout if timeout is None else timeout, self.misuse)
 
-    def _attach(self) -> Attachment:
+    def _attach(self) -> OwnAttachment:
         """Returns the attachment of this process. Threads that call this at the same time get the same one."""
         socket = self._socket
-        fresh = Attachment(lambda: socket or default_socket(), self._name, self._on_link)
+        fresh = OwnAttachment(lambda: socket or default_socket(), self._name, self._on_link)
         attachment = self._attachments.setdefault(os.getpid(), fresh)
         if attachment is fresh:
             weakref.finalize(self, attachment.drop).atexit = False
@@ -374,7 +375,7 @@ class PageClient:
                 raise
         return attachment
 
-    def _own_attachment(self) -> Attachment:
+    def _own_attachment(self) -> OwnAttachment:
         """Returns the attachment of this process; the first call in a forked child makes one for the child."""
         attachment = self._attachment
         if attachment.foreign and not self._closed:

@@ -203,7 +203,7 @@ def test_a_greeting_with_unknown_fields_is_refused_by_its_build(path: Path) -> N
 
 
 def test_a_client_of_another_build_continues_without_the_daemon(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagetier.client.attachment.BUILD", "pagetier protocol 9 format 9")
+    monkeypatch.setattr("pagetier.client.own_attachment.BUILD", "pagetier protocol 9 format 9")
     with Client(path) as client:
         assert not client.wait_attached(0.3)
         with client.match(namespace().keys(range(16))) as match:
