@@ -169,6 +169,12 @@ class GroupLocation:
         return f"<GroupLocation of {len(self._question.pages)} pages, {state}>"
 
 
+def require_group_match(value: object, call: str) -> None:
+    """Raises TypeError if a call is made without a match of groups."""
+    if not isinstance(value, GroupMatch):
+        raise TypeError(f"{call} takes the GroupMatch that find_groups() returns, not {type(value).__name__}")
+
+
 def request_group_location(attachment: Attachment, match: GroupMatch, timeout: float) -> GroupLocation:
     """Returns a request to locate the pages after a match in the fleet, sent without waiting for the response.
 

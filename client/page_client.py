@@ -11,7 +11,13 @@ from pagetier.client.arguments import natural_of, seconds_left
 from pagetier.client.attachment import Attachment
 from pagetier.client.destinations import destination_of, unpinned_prefix_of
 from pagetier.client.flush import flush
-from pagetier.client.group_fleet_lookup import GroupLocation, LocatedHit, pages_to_read, request_group_location
+from pagetier.client.group_fleet_lookup import (
+    GroupLocation,
+    LocatedHit,
+    pages_to_read,
+    request_group_location,
+    require_group_match,
+)
 from pagetier.client.group_match import GroupKeys, GroupMatch, matched, missed
 from pagetier.client.hints import NO_HINT, Hint, send_hint
 from pagetier.client.keys import Keys, Namespace, require_keys
@@ -123,12 +129,17 @@ class PageClient:
             limit: The number of tokens that the hit may have at most; None for no limit.
         """
         match, session = self.find_groups(groups, limit), self._attachment.session
+        if session is None:
+            self._report_closed()
         count_lookup(session, match.lookup)
         sample_lookup(session, match)
         return match
 
     def find_groups(self, groups: Sequence[GroupKeys], limit: int | None = None) -> GroupMatch:
-        """Returns the same as match_groups(), with the same arguments and errors, and does not count a lookup."""
+        """Returns the same as match_groups(), with the same arguments and errors, and does not count a lookup.
+
+        A closed client is not logged: the adapter that calls this closes the client itself.
+        """
         session = self._attachment.session
         if session is None or not session.usable:
             self._own_attachment()
@@ -141,7 +152,8 @@ class PageClient:
         The daemon answers within `remote.ask_timeout`. Then `longest_hit()` of the result returns what memory, disk and
         fleet allow together, and prefetch() reads exactly the pages that it needs. At most 4,096 pages are asked for,
         those nearest to the match. Nothing is asked, and the result is ready, without a fleet, while it does not
-        answer, and if the match lacks no page. The call may wait for the daemon's socket to take the request.
+        answer, and if the match lacks no page. The call may wait for the daemon's socket to take the request. Raises
+        TypeError for another argument than a match of groups.
 
         Args:
             match: A match of this client. It may be released once the call has returned.
@@ -150,6 +162,7 @@ class PageClient:
         Returns:
             The pending location.
         """
+        require_group_match(match, "locate()")
         return request_group_location(self._own_attachment(), match, self._seconds(timeout))
 
     def prefetch(self, pages: Keys | GroupMatch | LocatedHit, timeout: float | None = None) -> Prefetch:
@@ -338,11 +351,14 @@ class PageClient:
         return flush(self._own_attachment(), namespace, Deadline(self._seconds(timeout)))
 
     def _miss(self, keys: Keys) -> Match:
-        if self._closed:
-            self.misuse.report(Misuse.CLOSED)
+        self._report_closed()
         if not isinstance(keys, Keys):
             reject_keys(keys, AttributeError())
         return miss(Match, keys, len(keys))
+
+    def _report_closed(self) -> None:
+        if self._closed:
+            self.misuse.report(Misuse.CLOSED)
 
     def _nothing_loaded(self, match: Match, out: HostBuffers | Blocks, start_page: int) -> int:
         """Returns 0, and logs once if that is the caller's mistake."""

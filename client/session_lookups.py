@@ -17,7 +17,8 @@ from pagetier.shm._core import Session, miss
 def find(session: Session | None, keys: Keys) -> Match:
     """Returns the same as Client.match(), and does not count a lookup.
 
-    Loading the match counts no tokens. Client.find_groups() does the same for layer groups.
+    Loading the match counts no tokens. Client.find_groups() does the same for layer groups. Neither logs a client that
+    is closed: an adapter closes its client itself.
 
     Args:
         session: The session.

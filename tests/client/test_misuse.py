@@ -19,7 +19,7 @@ from pagetier.client import (
     RegisteredCache,
     SlidingWindow,
 )
-from pagetier.client.adapters import adopt, reserve_async
+from pagetier.client.adapters import GroupKeys, adopt, find, reserve_async
 from running_daemon import namespace
 
 PAGE = 1000
@@ -203,6 +203,13 @@ def test_a_match_of_groups_takes_group_keys(client: Client, keys: Keys) -> None:
         client.match_groups([keys])  # type: ignore[list-item]
 
 
+def test_a_location_says_what_it_takes(client: Client, keys: Keys) -> None:
+    with client.match(keys) as match:
+        for wrong in (keys, match, None):
+            with pytest.raises(TypeError, match=r"locate\(\) takes the GroupMatch that find_groups\(\) returns, not "):
+                client.locate(wrong)  # type: ignore[arg-type]
+
+
 def test_buffers_of_another_size_are_logged_once(client: Client, keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
     with client.match(keys) as match:
         for _ in range(2):
@@ -211,6 +218,17 @@ def test_buffers_of_another_size_are_logged_once(client: Client, keys: Keys, cap
     assert [record.message for record in caplog.records if "load()" in record.message] == [
         "load() of pages into buffers of another size than the pages: nothing is loaded; further cases are not logged"
     ]
+
+
+def test_a_closed_client_is_logged_by_the_matches_of_users(
+    client: Client, keys: Keys, caplog: pytest.LogCaptureFixture
+) -> None:
+    groups = [GroupKeys(FullAttention(keys.namespace.page_tokens), keys)]
+    client.close()
+    assert client.find_groups(groups).tokens == len(find(client.session, keys)) == 0
+    assert caplog.records == []
+    assert [client.match_groups(groups).tokens for _ in range(2)] == [0, 0]
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["match() of a client that is closed"]
 
 
 def test_a_released_match_and_a_closed_client_are_logged_once(
