@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pagetier.client.arguments import natural_of, seconds_left
 from pagetier.client.attachment import Attachment
-from pagetier.client.destinations import destination_of, unpinned_prefix_of
+from pagetier.client.destinations import Destination, destination_of, unpinned_prefix_of
 from pagetier.client.flush import flush
 from pagetier.client.group_fleet_lookup import (
     GroupLocation,
@@ -36,7 +36,7 @@ from pagetier.client.own_attachment import OwnAttachment, display_name
 from pagetier.client.paged_blocks import WHOLE, Blocks, Part, require_named, required_part
 from pagetier.client.pending_reservation import PageSizes, packed_sizes, reservation_request
 from pagetier.client.prefetch import Prefetch, prefetch_request
-from pagetier.client.prompt_reader import PromptReader
+from pagetier.client.prompt_reader import PromptReader, TierRead
 from pagetier.client.reconnect import LinkEvent, log_event
 from pagetier.client.reservation import Reservation
 from pagetier.client.session_lookups import count_lookup, sample_lookup
@@ -227,25 +227,10 @@ class PageClient:
         deadline, present = Deadline(self._seconds(timeout)), start_page * match.page_tokens
         read = PromptReader(self, rule).plan(unpinned, present, deadline) if unpinned is not None else None
         if unpinned is None or read is None:
-            return destination.copy(match, 0) or self._nothing_loaded(match, out, start_page)
-        try:
-            # 1. The daemon is asked first, so that disk and fleet work while pages in memory are copied.
-            read.send()
-            # 2. Pinned pages are copied. A page that cannot be copied ends the load: what follows it has no use.
-            done = destination.copy(match, 0)
-            if done >= len(match) - start_page:
-                point("client.waiting")
-                read.wait()
-        finally:
-            read.leave()
-        if done < len(match) - start_page:
-            return done
-        # 3. A read pins nothing, so pages may have been evicted again: what a second match pins is copied.
-        point("client.fetched")
-        with rematched(match, unpinned.groups[0].keys) as longer:
-            done += destination.copy(longer, done)
-        match.count_loaded(start_page + done)
-        return done or self._nothing_loaded(match, out, start_page)
+            copied = destination.copy(match, 0)
+        else:
+            copied = _copied_while_read(match, destination, read, unpinned.groups[0].keys)
+        return copied or self._nothing_loaded(match, out, start_page)
 
     def store(
         self,
@@ -398,3 +383,36 @@ class PageClient:
             self._attachment = self._attach()
             attachment.disown()
         return self._attachment
+
+
+def _copied_while_read(match: Match, destination: Destination, read: TierRead, keys: Keys) -> int:
+    """Copies the pinned pages of a match while those after them are read, and then those.
+
+    Args:
+        match: The match.
+        destination: Where the pages go.
+        read: A read of pages after the pinned ones, which is not sent yet.
+        keys: The keys up to the last page that is read.
+
+    Returns:
+        The number of pages that were copied.
+    """
+    pinned = len(match) - destination.start_page
+    try:
+        # 1. The daemon is asked first, so that disk and fleet work while pages in memory are copied.
+        read.send()
+        # 2. Pinned pages are copied. A page that cannot be copied ends the load: what follows it has no use.
+        copied = destination.copy(match, 0)
+        if copied >= pinned:
+            point("client.waiting")
+            read.wait()
+    finally:
+        read.leave()
+    if copied < pinned:
+        return copied
+    # 3. A read pins nothing, so pages may have been evicted again: what a second match pins is copied.
+    point("client.fetched")
+    with rematched(match, keys) as longer:
+        copied += destination.copy(longer, copied)
+    match.count_loaded(destination.start_page + copied)
+    return copied
