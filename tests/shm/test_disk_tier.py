@@ -233,3 +233,16 @@ def test_pages_take_the_slots_that_the_worker_reports(place: Place) -> None:
     place.owner.disk_open(4, WriteRule.THROUGH)
     assert place.owner.disk_device()[:5] == (1, 4, 0, 0, FRAME)
     assert place.sound()
+
+
+def test_a_device_that_shrinks_drops_no_page_that_is_being_read(disk: Place) -> None:
+    disk.store("a"), disk.store("b")
+    disk.write()
+    disk.evict_all()
+    (reading,) = disk.fetch("a")
+    disk.owner.disk_shrink(8)
+    assert disk.owner.disk_drops() == key("b"), "the slots of the other belong to it until its read has ended"
+    disk.fill(reading.entry, reading.serial, b"a" * FRAME)
+    assert disk.match("a", "b") == (1, 1) and disk.load("a") == b"a" * FRAME
+    disk.owner.disk_shrink(0)
+    assert disk.owner.disk_drops() == key("a") and disk.sound()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,7 +20,7 @@ from pagetier.tiers.base import NO_ROOM, Incoming, Outgoing, ReadOutcome, ReadRe
 from pagetier.tiers.capacity import frames_under, slot_bytes_of
 from pagetier.tiers.disk.file_format import Header
 from pagetier.tiers.disk.store import DiskStore
-from pagetier.tiers.frame_files import compressed_environment
+from pagetier.tiers.frame_files import compressed_environment, files_environment
 from pagetier.tiers.frame_files.compressed_environment import CompressedEnvironment
 from store_pages import SPACE, aligned, bytes_in
 
@@ -128,6 +130,29 @@ def test_slots_of_a_replaced_page_are_free_again(tier: DiskStore) -> None:
     assert environment_of(tier).used == 23
     assert tier.write([key_of(1)], []).undropped == ""
     assert environment_of(tier).used == 0
+
+
+def test_a_slot_is_not_reused_while_its_compressed_page_is_read(
+    tier: DiskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page is dropped, and others fill the tier, before its first byte is read."""
+    page, others = page_of(1), [page_of(number, FRAME) for number in range(2, 90)]
+    tier.write([], [page])
+    preadv, late = os.preadv, list[bool]()
+
+    def read_late(*arguments: Any) -> int:
+        monkeypatch.setattr(os, "preadv", preadv)
+        assert tier.write([page.key], []).undropped == ""
+        late.extend(tier.write([], others).stored)
+        return preadv(*arguments)
+
+    monkeypatch.setattr(os, "preadv", read_late)
+    monkeypatch.setattr(files_environment, "READERS_S", 0.01)
+    assert read(tier, page).outcome is ReadOutcome.EXACT
+    assert 0 < sum(late) < len(others), "they fill the tier"
+    stored = [other for other, there in zip(others, late, strict=True) if there]
+    assert {read(tier, other).outcome for other in stored} == {ReadOutcome.EXACT}
+    assert tier.write([], [page]).stored == (True,), "its slots are free now"
 
 
 def test_pages_in_many_extents_come_back(tier: DiskStore) -> None:
