@@ -172,14 +172,17 @@ class ReconnectThread:
         path = self._path()
         link = Link(path, _ANSWER_S)
         self._link = link  # set before _leaving is read: stop_soon() does the two in the opposite order
+        if self._leaving:
+            self._link = None
+            link.close()  # a daemon takes Detach only after Attach: _free_slot() sends both
+            return
         try:
-            if not self._leaving:
-                point("client.connected")
-                self._listener.connected()
-                welcome = self._greet(link)
-                point("client.attached")
-                self._report(LinkState.ATTACHED, f"{path} in slot {welcome.slot}", welcome.extras)
-                self._listen(link)
+            point("client.connected")
+            self._listener.connected()
+            welcome = self._greet(link)
+            point("client.attached")
+            self._report(LinkState.ATTACHED, f"{path} in slot {welcome.slot}", welcome.extras)
+            self._listen(link)
         finally:
             # Detach needs the connection, so it comes first. Open requests fail last: no thread can send any more then.
             self._link = None

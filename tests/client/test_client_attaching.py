@@ -19,11 +19,13 @@ import pytest
 from child_process import in_child
 from client_threads import client_threads, clients_end
 from eventually import PATIENCE_S, eventually, pace
+from fake_daemon import FakeDaemon
 from keyed_pages import PAGE, in_memory, prompt, store
-from pagetier.client import Client
+from pagetier.client import Client, reconnect
 from pagetier.client.adapters import reserve_async
 from pagetier.shm import clock
-from pagetier.shm.daemon_link import LinkError
+from pagetier.shm.daemon_link import Link, LinkError
+from pagetier.shm.protocol import Attach
 from rescued_wait import HOUR_S
 from running_daemon import RunningDaemon
 from virtual_clock import VirtualClock, in_main_thread
@@ -137,13 +139,33 @@ def test_a_client_that_is_closed_while_it_attaches_again_leaves_no_slot() -> Non
             assert eventually(lambda: no_slot_in_use(daemon))
 
 
+def test_a_client_that_is_closed_as_it_connects_again_detaches_only_after_attach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A daemon takes no Detach before Attach: it would close the connection, and log that as a fault of the client."""
+    others = client_threads()
+    with FakeDaemon() as daemon, Client(daemon.socket) as client:
+        assert client.wait_attached(PATIENCE_S)
+
+        class ClosedOnceConnected(Link):
+            def __init__(self, path: Path, timeout: float) -> None:
+                super().__init__(path, timeout)
+                client._attachment._thread.stop_soon()
+
+        monkeypatch.setattr(reconnect, "Link", ClosedOnceConnected)
+        daemon.hang_up()
+        assert clients_end(others), "the daemon has not confirmed that its slot is free"
+        assert list(map(type, daemon.first_requests)) == [Attach, Attach]
+
+
 def test_a_client_that_is_closed_after_the_daemon_released_its_memory_ends() -> None:
     """There is no slot any more, and no daemon to report to."""
+    others = client_threads()
     with RunningDaemon() as daemon:
         client = daemon.client()
         assert daemon.stop() == 0
         client.close()
-        assert eventually(lambda: not any(thread.name == "pagetier-reconnect" for thread in threading.enumerate()))
+        assert clients_end(others)
         daemon.start()
 
 

@@ -49,8 +49,11 @@ class Peer:
         self.connection.sendall(b"".join(map(pack, answers)))
 
     def welcome(self, descriptors: int = 3) -> None:
-        """Answers Attach with this number of descriptors."""
+        """Answers Attach with this number of descriptors. Raises EOFError as next() does, and for Detach."""
         request = self.next()
+        self.daemon.first_requests.append(request)
+        if isinstance(request, Detach):
+            raise EOFError  # not before Attach: the daemon closes such a connection
         if isinstance(request, Attach):
             self.daemon.greetings.append(request)
             self.slot = attach(self.daemon.owner, request.token)
@@ -69,6 +72,7 @@ class FakeDaemon:
         self.owner = self.memory.adopted()
         self.asked: queue.Queue[tuple[Peer, Reserve]] = queue.Queue()
         self.greetings: list[Attach] = []
+        self.first_requests: list[Request] = []
         self._behave = behave or self.serve
         self._folder = tempfile.TemporaryDirectory(prefix="pagetier-test-")
         self.socket = Path(self._folder.name) / "pagetier.sock"
