@@ -166,6 +166,21 @@ def test_a_refused_read_says_nothing_and_one_without_an_answer_does() -> None:
     assert not rule.asks(LowerTier.DISK, range(2000), 40.5)
 
 
+def test_a_tier_that_hangs_wastes_at_most_a_tenth() -> None:
+    """A read that brings nothing in a second counts as ten seconds, until the tier is found to work again."""
+    for computing, decisions in ((9.0, (Decision.COMPUTE, Decision.PROBE)), (11.0, (Decision.LOAD,))):
+        rule = LoadOrCompute()
+        for tokens in (250, 500, 1000, 2000, 4000):
+            rule.computed(tokens, attended(range(tokens)), computing * tokens / 1000)
+        for at in range(20):
+            found = rule.decide(LowerTier.DISK, range(1000), 100.0 * at)
+            assert found in decisions or not at, (computing, at, found)  # nothing is known at first
+            rule.ended(rule.sent(LowerTier.DISK, 1000, 1.0, 100.0 * at), 0.0, 100.0 * at + 1)
+        for at in range(2):
+            rule.ended(rule.sent(LowerTier.DISK, 1000, 1.0, 3000.0 + at), 1.0, 3000.5 + at)
+        assert rule.decide(LowerTier.DISK, range(1000), 3100.0) is Decision.LOAD
+
+
 @pytest.mark.parametrize("each_s", [0.005, 0.1, 1.0])
 def test_a_tier_that_recovers_is_loaded_from_within_ten_seconds(each_s: float) -> None:
     """Until then few reads are probes: one in two seconds at most, and one in a hundred if that is more than one in
