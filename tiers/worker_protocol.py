@@ -175,13 +175,19 @@ class SavedLookups(_WorkerMessage, frozen=True):
 
 
 class InventoryPart(_WorkerMessage, frozen=True):
-    """Reports some of the pages in the tier: rows of STORED_PAGES, those that were used longest ago in the first part.
+    """Reports some of the pages in the tier, rows of STORED_PAGES: they were used one after the other.
 
-    `space` is a position in the tables of all parts so far. Namespaces with newer pages come first in them.
+    The first part has the newest pages; the others begin with the oldest.
+
+    Attributes:
+        pages: The rows. `space` is a position in the tables of all parts so far.
+        table: More namespaces, those with newer pages first.
+        older: How many pages of the tier were used before the first one of this part.
     """
 
     pages: bytes
     table: tuple[Space, ...] = ()
+    older: int = 0
 
 
 class HistoryPart(_WorkerMessage, frozen=True):

@@ -1,8 +1,9 @@
 """Loads the inventory of the disk into the index while the worker reports it: the oldest pages as the coldest.
 
-The worker sorts the pages (`tiers/worker/ordered_pages.py`), so each part is loaded when it arrives, and the daemon
-keeps none of it. Engines are served between two parts. A page that they stored before it was loaded has an entry
-already; it keeps that entry, which then says that the page is on disk, too. This is safe: a key determines the bytes.
+The worker sorts the pages (`tiers/worker/ordered_pages.py`) and says of each part how many pages are older, so each
+part is loaded when it arrives, the newest one first, and the daemon keeps none of it. Engines are served between two
+parts. A page that they stored before it was loaded has an entry already; it keeps that entry, which then says that the
+page is on disk, too. This is safe: a key determines the bytes.
 
 A namespace gets its record in the index with the first part that has pages of it, not when it is reported. A record
 has pages only after `disk_report`, and the index gives a record without pages to the next namespace if the table is
@@ -76,7 +77,7 @@ class Inventory:
         if len(pages) and spaces.max() >= len(self._table):
             raise ProtocolError("InventoryPart: a namespace that is not in its table")
         self.newest = max(self.newest, int(stamps.max(initial=0, where=stamps < _LATEST)))
-        ticks = np.arange(self._reported + 1, self._reported + len(pages) + 1, dtype="<u8")
+        ticks = np.arange(part.older + 1, part.older + len(pages) + 1, dtype="<u8")
         self._reported += len(pages)
         flushed = self._among_namespaces(spaces) | _among_pages(pages["key"], self._flushes.pages.digests())
         if flushed.any():

@@ -37,6 +37,7 @@ from pagetier.tiers.worker_protocol import (
 
 _MOST_FRAMES: Final = 1 << 40
 _MOST_BYTES: Final = 1 << 48
+_MOST_PAGES: Final = 1 << 40
 _RESULTS: Final = frozenset(Stored)
 _U64: Final = 8
 
@@ -52,6 +53,8 @@ def _wrong(report: Report) -> str:
     match report:
         case Opened() if not 0 <= report.capacity <= _MOST_FRAMES or report.pages < 0:
             return f"room for {report.capacity} frames and {report.pages} pages"
+        case InventoryPart() if not 0 <= report.older <= _MOST_PAGES:
+            return f"{report.older} older pages"
         case InventoryPart() | HistoryPart():
             table = report.table if isinstance(report, InventoryPart) else ()
             return _wrong_pages(report.pages) or next(filter(None, map(wrong_space, table)), "")

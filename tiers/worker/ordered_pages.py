@@ -32,36 +32,45 @@ class OrderedPages:
         numbers: dict[Space, int] = {}
         rows = [_renumbered(batch, numbers) for batch in batches]
         self._pages = np.concatenate([np.empty(0, _BYTES), *rows]).view(_PAGE)
-        self._order: _Order = np.argsort(self._pages["stamp"], kind="stable")
+        self._stamps = self._pages["stamp"].copy()  # a sort reads them often: they lie next to each other
         self._table = self._sort_table(tuple(numbers))
 
     def _sort_table(self, table: tuple[Space, ...]) -> tuple[Space, ...]:
         """Sorts the namespaces that have pages, those with the newest first: the index may lack room for the others."""
         spaces = self._pages["space"]
-        last = np.full(len(table), -1)
-        last[spaces[self._order]] = np.arange(len(self._order))
-        newest = [int(space) for space in np.argsort(-last) if last[space] >= 0]
+        pages, last = np.bincount(spaces, minlength=len(table)), np.zeros(len(table), "<u8")
+        np.maximum.at(last, spaces, self._stamps)
+        newest = [int(space) for space in np.argsort(~last, kind="stable") if pages[space]]
         positions = np.zeros(len(table), "<u4")
         positions[newest] = np.arange(len(newest))
         self._pages["space"] = positions[spaces]
         return tuple(table[space] for space in newest)
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._pages)
 
     def parts(self) -> Iterator[InventoryPart | HistoryPart]:
-        """Yields the pages, the oldest first, then those with a history, the first ones of their prompts first.
+        """Yields the newest pages, then the others from the oldest on, then those with a history, sorted by their depth.
 
-        The eviction order of the index needs the former, and its links between pages the latter.
+        The newest ones are what engines are most likely to ask for, and they are found without sorting all pages. The
+        index evicts the oldest ones first, and links pages fastest if the first ones of a prompt come first.
         """
         table = self._table
-        for pages in self._parts_of(self._order):
-            yield InventoryPart(pages, table)
-            table = ()
+        for older, order in self._sorted():
+            for number, pages in enumerate(self._parts_of(order)):
+                yield InventoryPart(pages, table, older + number * _PART)
+                table = ()
         histories = self._pages["history"].copy().view(_HISTORY)
         by_depth: _Order = np.argsort(histories["depth"], kind="stable")
         for pages in self._parts_of(by_depth[histories["uses"][by_depth] > 0]):
             yield HistoryPart(pages)
+
+    def _sorted(self) -> Iterator[tuple[int, _Order]]:
+        """Yields the newest pages, then all others: how many are older, and their positions, the oldest one first."""
+        older = max(len(self) - _PART, 0)
+        split = np.argpartition(self._stamps, older) if older else np.arange(len(self))
+        for first, some in ((older, split[older:]), (0, split[:older])):
+            yield first, some[np.argsort(self._stamps[some], kind="stable")]
 
     def _parts_of(self, order: _Order) -> Iterator[bytes]:
         pages = self._pages.view(_BYTES)

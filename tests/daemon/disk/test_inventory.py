@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pytest
 
 from anonymous_segments import Memory, attach
@@ -145,6 +146,29 @@ def test_a_full_index_keeps_the_warmest_pages(owner: Owner, flushes: DeviceFlush
     assert dropped(owner) == set(map(key_of, numbers[: -GEOMETRY.entries]))
 
 
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("pages", [1, 3, 4, 20])
+def test_the_newest_part_comes_first_and_each_part_says_how_many_pages_are_older(pages: int) -> None:
+    numbers = np.random.default_rng(pages).permutation(pages).tolist()
+    parts = parts_of(batch_of(numbers, [number + 1 for number in numbers]))
+    assert [part.older for part in parts] == [max(pages - 3, 0), *range(0, pages - 3, 3)]
+    for part in parts:
+        stamps = [page.stamp for page in STORED_PAGES.read(part.pages)]
+        assert stamps == list(range(part.older + 1, part.older + len(stamps) + 1))
+    assert [bool(part.table) for part in parts] == [True] + [False] * (len(parts) - 1)
+
+
+def test_a_part_that_is_larger_than_the_index_costs_one_of_the_newest_pages(
+    owner: Owner, flushes: DeviceFlushes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ordered_pages, "_PART", GEOMETRY.entries + 1)
+    numbers = range(3 * GEOMETRY.entries)
+    owner.disk_open(10_000, WriteRule.THROUGH)
+    load(owner, flushes, batch_of(numbers))
+    assert owner.header().disk_pages == GEOMETRY.entries
+    assert dropped(owner).isdisjoint(map(key_of, numbers[1 - GEOMETRY.entries :]))
+
+
 def test_pages_that_are_in_memory_too_are_in_both(memory: Memory, owner: Owner, flushes: DeviceFlushes) -> None:
     slot = attach(owner, 1)
     session = memory.session(slot)
@@ -174,13 +198,13 @@ def test_a_namespace_that_is_flushed_between_two_parts_does_not_come_back(owner:
     owner.disk_open(1000, WriteRule.THROUGH)
     loaded, (first, *others) = Inventory(owner, flushes), parts_of(batch_of(range(10), spaces=[0, 1] * 5))
     loaded.add(first)
-    assert owner.flush(1, TierFlag.BOTH) == (2, 0), "the second namespace of the batch has the newest page"
+    assert owner.flush(0, TierFlag.BOTH) == (1, 0), "the other namespace has the newest page"
     flushes.namespaces.keep([SPACE.digest])
     for part in others:
         loaded.add(part)
     assert on_disk(owner) == {"other": 5}
-    assert dropped(owner) == {key_of(0), key_of(2)}
-    assert bytes(loaded.flushed) == b"".join(map(key_of, range(4, 10, 2)))
+    assert dropped(owner) == {key_of(8)}
+    assert bytes(loaded.flushed) == b"".join(map(key_of, range(0, 8, 2)))
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -251,6 +275,8 @@ def test_a_namespace_that_no_part_has_named_is_refused(owner: Owner, flushes: De
         Opened(1 << 50, None),  # type: ignore[arg-type]
         InventoryPart(part_with(1, SPACE).pages[1:], (SPACE,)),
         Opened(1, None, -1),  # type: ignore[arg-type]
+        InventoryPart(part_with(1, SPACE).pages, (SPACE,), -1),
+        InventoryPart(part_with(1, SPACE).pages, (SPACE,), 1 << 41),
         HistoryPart(part_with(1).pages[1:]),
         HistoryPart(part_with(0).pages),
         part_with(0, SPACE),
