@@ -111,11 +111,20 @@ static bool space_exists(Owner *self, uint32_t space)
     return space < v->header->spaces && v->spaces[space].used;
 }
 
+/* Fetches the bucket of a key that is looked up soon: of a large index each lookup would wait for memory. */
+static void prefetch_home(const pt_owner *o, const array *keys, Py_ssize_t number)
+{
+    if (number < keys->count)
+        pt_prefetch_write(&pt_dict_in_force(&o->view).buckets[pt_home(
+            &o->view, (uint8_t *)keys->view.buf + number * PT_KEY_BYTES)]);
+}
+
 static void disk_report(Owner *self, const array *of, bool slots, uint8_t device)
 {
     pt_owner *o = &self->shared;
     uint64_t now = pt_now_ns();
     for (Py_ssize_t i = 0; i < of[0].count; i++) {
+        prefetch_home(o, of, i + PT_AHEAD);
         pt_stored page = {(uint8_t *)of[0].view.buf + i * PT_KEY_BYTES, ((uint64_t *)of[1].view.buf)[i],
                           ((uint32_t *)of[2].view.buf)[i], ((uint64_t *)of[3].view.buf)[i], device,
                           slots ? ((uint32_t *)of[4].view.buf)[i] : 0};
@@ -174,6 +183,7 @@ static PyObject *owner_disk_histories(Owner *self, PyObject *args)
     if (self->shared.cadence)
         self->shared.cadence->climb = PT_CLIMB + (uint32_t)of[0].count;
     for (Py_ssize_t i = 0; i < of[0].count; i++) {
+        prefetch_home(&self->shared, of, i + PT_AHEAD);
         pt_disk_history kept;
         memcpy(&kept, (char *)of[1].view.buf + i * bytes, sizeof kept);
         restore_history(&self->shared, (uint8_t *)of[0].view.buf + i * PT_KEY_BYTES, &kept,
