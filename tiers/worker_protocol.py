@@ -175,14 +175,10 @@ class SavedLookups(_WorkerMessage, frozen=True):
 
 
 class InventoryPart(_WorkerMessage, frozen=True):
-    """Reports some of the pages in the tier, rows of STORED_PAGES: they were used one after the other.
+    """Reports some of the pages in the tier: rows of STORED_PAGES, each used after the one before.
 
-    The first part has the newest pages; the others begin with the oldest.
-
-    Attributes:
-        pages: The rows. `space` is a position in the tables of all parts so far.
-        table: More namespaces, those with newer pages first.
-        older: How many pages of the tier were used before the first one of this part.
+    The first part has the newest pages. `older`: how many were used before those of this part. `space` is a position in
+    the tables of all parts so far. Namespaces with newer pages come first in them.
     """
 
     pages: bytes

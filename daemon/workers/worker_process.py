@@ -53,11 +53,9 @@ def _wrong(report: Report) -> str:
     match report:
         case Opened() if not 0 <= report.capacity <= _MOST_FRAMES or report.pages < 0:
             return f"room for {report.capacity} frames and {report.pages} pages"
-        case InventoryPart() if not 0 <= report.older <= _MOST_PAGES:
-            return f"{report.older} older pages"
         case InventoryPart() | HistoryPart():
-            table = report.table if isinstance(report, InventoryPart) else ()
-            return _wrong_pages(report.pages) or next(filter(None, map(wrong_space, table)), "")
+            table, older = (report.table, report.older) if isinstance(report, InventoryPart) else ((), 0)
+            return _wrong_pages(report.pages, older) or next(filter(None, map(wrong_space, table)), "")
         case Wrote() if not set(report.stored) <= _RESULTS:
             return "an unknown result of a page"
         case HasRead() if report.first < 0 or not set(report.read) <= {0, 1} or len(report.damaged) % KEY_BYTES:
@@ -68,11 +66,13 @@ def _wrong(report: Report) -> str:
             return ""
 
 
-def _wrong_pages(rows: bytes) -> str:
+def _wrong_pages(rows: bytes, older: int) -> str:
     import numpy as np
 
     from pagetier.shm.row_arrays import dtype_of
 
+    if not 0 <= older <= _MOST_PAGES:
+        return f"{older} older pages"
     if not STORED_PAGES.is_whole(rows):
         return f"{len(rows)} bytes of pages"
     if not rows:

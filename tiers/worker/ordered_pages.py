@@ -50,7 +50,7 @@ class OrderedPages:
         return len(self._pages)
 
     def parts(self) -> Iterator[InventoryPart | HistoryPart]:
-        """Yields the newest pages, then the others from the oldest on, then those with a history, sorted by their depth.
+        """Yields the newest pages, then the others from the oldest on, then those with a history, by depth.
 
         The newest ones are what engines are most likely to ask for, and they are found without sorting all pages. The
         index evicts the oldest ones first, and links pages fastest if the first ones of a prompt come first.
