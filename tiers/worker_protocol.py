@@ -3,7 +3,6 @@
 The daemon begins with Serve, which carries the segments' descriptors. The worker answers with Opened (or with
 OpenFailed, and ends), then any number of InventoryPart, then of HistoryPart, then Complete. It answers each Read by its
 number from Opened on, and each Write and Sync from Complete on.
-
 For a fleet: ServeFleet, then FleetOpened and Complete; the commands are Write, Read, Find and GetState.
 
 Rows are those of `shm/page_rows.py`; arrays are little-endian: keys of 32 bytes, entries and spaces u32, serials and
@@ -175,10 +174,9 @@ class SavedLookups(_WorkerMessage, frozen=True):
 
 
 class InventoryPart(_WorkerMessage, frozen=True):
-    """Reports some of the pages in the tier: rows of STORED_PAGES, each used after the one before.
+    """Reports pages in the tier, rows of STORED_PAGES in the order of use: first the newest ones, then the oldest.
 
-    The first part has the newest pages. `older`: how many were used before those of this part. `space` is a position in
-    the tables of all parts so far. Namespaces with newer pages come first in them.
+    `space` is a position in the tables of all parts so far, newer namespaces first; `older`: pages used before these.
     """
 
     pages: bytes
