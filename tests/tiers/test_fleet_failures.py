@@ -37,7 +37,10 @@ class WatchedCalls(StoreCalls):
 
 @pytest.fixture
 def clock(virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
-    """Returns the time of a fleet. It passes only while all calls of the store that have not returned hang."""
+    """Returns the time of a fleet. It passes only while all calls of the store that have not returned hang.
+
+    A thread that an earlier test left lets no time pass.
+    """
     fleets: list[WatchedCalls] = []
 
     def watched(timeout_s: float) -> WatchedCalls:
@@ -51,7 +54,8 @@ def clock(virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> Virtu
     def busy() -> int:
         return sum(calls.busy for calls in fleets)
 
-    virtual_clock.is_stuck = all_hang
+    is_of_test = virtual_clock.is_stuck
+    virtual_clock.is_stuck = lambda: is_of_test() and all_hang()
     monkeypatch.setattr(open_fleet, "StoreCalls", watched)
     return virtual_clock
 
