@@ -1,10 +1,11 @@
-"""Numbers that callers pass: integers and seconds of any type, including numpy's, as Python's own."""
+"""Values that callers pass: integers and seconds of any type, including numpy's, as Python's own, and paths."""
 
 from __future__ import annotations
 
 import math
 import numbers
 import operator
+import os
 from typing import Final
 
 _MOST_COUNT: Final = 2**31 - 1  # the range of token counts in the index
@@ -53,6 +54,13 @@ def seconds_left(what: str, value: object) -> float:
     if math.isnan(seconds) or seconds < 0:
         raise ValueError(f"{what} must be 0 seconds or more, not {value}")
     return seconds
+
+
+def path_of(what: str, value: str | os.PathLike[str]) -> str:
+    """Returns a path as text. Raises TypeError for other values, including bytes."""
+    if isinstance(value, str | os.PathLike) and isinstance(path := os.fspath(value), str):
+        return path
+    raise TypeError(f"{what} must be a path, not {type(value).__name__}")
 
 
 def _shown(value: object) -> str:

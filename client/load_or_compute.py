@@ -24,6 +24,7 @@ from enum import Enum, StrEnum
 from types import MappingProxyType
 from typing import Final
 
+from pagetier.client.arguments import seconds_of
 from pagetier.client.measured_time import TimeByKind
 from pagetier.client.tier_speed import LowerTier, SentRead, TierSpeed
 
@@ -212,7 +213,15 @@ class ProcessRule:
         return self._rules.get(pid) or self._rules.setdefault(pid, LoadOrCompute())
 
     def computed(self, seconds: float, prompts: Sequence[range]) -> None:
-        """Records that a step has computed these tokens of prompts in so many seconds."""
+        """Records that a step has computed these tokens of prompts in so many seconds.
+
+        Raises:
+            TypeError: `seconds` is no real number, or a prompt's tokens are no range.
+        """
+        seconds = seconds_of("the time of computed()", seconds)
+        for tokens in prompts:
+            if not isinstance(tokens, range):
+                raise TypeError(f"computed() takes ranges of a prompt's tokens, as range(0, 512), not {tokens!r:.40}")
         self.rule.computed(sum(map(len, prompts)), math.fsum(map(attended, prompts)), seconds)
 
 

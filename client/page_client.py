@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pagetier.client.arguments import natural_of, seconds_left
+from pagetier.client.arguments import natural_of, path_of, seconds_left
 from pagetier.client.attachment import Attachment
 from pagetier.client.destinations import Destination, destination_of, unpinned_prefix_of
 from pagetier.client.flush import flush
@@ -72,7 +72,7 @@ class PageClient:
     ) -> None:
         self.timeout = seconds_left("the timeout of a client", timeout)
         # A Path keeps its type, since the owner of a DefaultSocket is validated at each attempt to connect.
-        self._socket = socket if socket is None or isinstance(socket, Path) else Path(socket)
+        self._socket = socket if socket is None or isinstance(socket, Path) else Path(path_of("socket", socket))
         self._name, self._on_link = display_name(name), on_link
         self.threads = natural_of("threads", threads) or min(_COPY_THREADS, len(os.sched_getaffinity(0)))
         self._closed = False

@@ -87,9 +87,12 @@ def shard_of(options: EngineOptions) -> Shard:
     Raises:
         LayoutError: A rank is not below its number of ranks, or a page would have more than 32 parts.
     """
+    rank, ranks = (integer_of(name, options.get(name, default)) for name, default in (("tp_rank", 0), ("tp_size", 1)))
+    if not 0 <= rank < ranks:
+        raise LayoutError(f"tp_rank = {rank} with tp_size = {ranks}: ranks count from 0 to tp_size - 1")
     shard = Shard(
-        integer_of("tp_rank", options.get("tp_rank", 0)),
-        integer_of("tp_size", options.get("tp_size", 1)),
+        rank,
+        ranks,
         integer_of("pp_rank", options.get("pp_rank", 0)),
         tuple(integer_of("pp_layers", layers) for layers in options.get("pp_layers", ())),
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from pagetier.client.load_or_compute import Decision, LoadOrCompute, attended, load_modes
+from pagetier.client.load_or_compute import Decision, LoadOrCompute, ProcessRule, attended, load_modes
 from pagetier.client.tier_speed import LowerTier
 from seeded_random import chance
 
@@ -312,3 +313,22 @@ def test_random_worlds_against_the_better_of_both_in_hindsight() -> None:
     slow = np.flatnonzero(ratios > 1.3)
     assert len(slow) <= SEVERAL, (slow, ratios[slow])
     assert ratios.max() <= 2.25, int(ratios.argmax())  # what a read that is given up costs at most
+
+
+@pytest.mark.parametrize(
+    ("seconds", "prompts", "says"),
+    [
+        ("1s", [range(512)], r"the time of computed\(\) must be a number of seconds, not '1s'"),
+        (0.1, [512], r"ranges of a prompt's tokens, as range\(0, 512\), not 512"),
+        (0.1, [range(512), [1, 2]], r"not \[1, 2\]"),
+    ],
+)
+def test_a_step_of_wrong_types_is_refused(seconds: Any, prompts: list[Any], says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        ProcessRule().computed(seconds, prompts)
+
+
+def test_a_step_may_have_seconds_of_numpy_and_no_prompts() -> None:
+    rule = ProcessRule()
+    rule.computed(np.float32(0.5), [range(512)])
+    rule.computed(1, [])

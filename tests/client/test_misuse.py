@@ -41,6 +41,12 @@ def test_a_client_takes_a_number_of_seconds(wrong: Any, error: type[Exception]) 
         Client(timeout=wrong)
 
 
+@pytest.mark.parametrize("wrong", [5, b"/run/x.sock", 1.5])
+def test_a_client_takes_the_path_of_a_socket(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"^socket must be a path, not (int|bytes|float)$"):
+        Client(wrong)
+
+
 def test_every_call_takes_a_number_of_seconds(client: Client, keys: Keys) -> None:
     cache = registered(client)
     cache.store(range(64), [0, 1, 2, 3])
