@@ -38,7 +38,8 @@ def size_setting(help: str, least: int = 0) -> Setting:
     def read(raw: object) -> int:
         nbytes = parse_size(raw)
         if nbytes < least:
-            raise ValueError(f"{shown(raw)} is too small: at least {spell_size(least)}")
+            unit = "; a number without a unit is in bytes" if str(raw).strip().isdigit() and nbytes else ""
+            raise ValueError(f"{shown(raw)} is too small: at least {spell_size(least)}{unit}")
         return nbytes
 
     return Setting(read=read, show=spell_size, metavar="SIZE", help=help)

@@ -288,3 +288,15 @@ def test_no_text_escapes_as_another_error(text: str) -> None:
             load(None, {field.variable: text}, {})
         except ConfigError as error:
             assert field.variable in str(error) or "default" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("size", "has_hint"), [('"25"', True), ("25", True), ('"25B"', False), ('"2KiB"', False), ("0", False)]
+)
+def test_a_number_without_a_unit_that_is_too_small_says_that_it_is_in_bytes(
+    file: Path, size: str, has_hint: bool
+) -> None:
+    file.write_text(f"[arena]\nsize = {size}\n")
+    message = refused(file)
+    assert "is too small: at least 4KiB" in message
+    assert message.endswith("; a number without a unit is in bytes") is has_hint
