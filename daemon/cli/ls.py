@@ -50,9 +50,10 @@ class ListedNamespace(msgspec.Struct, frozen=True):
 @click.command()
 @socket_option
 @click.argument("namespace", required=False)
+@click.option("--namespace", "named", metavar="TEXT", help="The same as NAMESPACE, as other commands take it.")
 @click.option("--most", type=click.IntRange(1, 10_000), default=20, show_default=True, help="The most lines.")
 @click.option("--json", "show", flag_value="json", help="Print a JSON list.")
-def ls(socket: Path, namespace: str | None, most: int, show: str | None) -> None:
+def ls(socket: Path, namespace: str | None, named: str | None, most: int, show: str | None) -> None:
     """List the namespaces, or the largest prefixes of one.
 
     A prefix is all pages that begin with the same page. Which page follows which is not known of pages that were stored
@@ -61,15 +62,23 @@ def ls(socket: Path, namespace: str | None, most: int, show: str | None) -> None
 
     Exit codes: 0: success; 1: no such namespace; 2: invalid usage; 3: no daemon.
     """
+    wanted = _one_of(namespace, named)
     with daemon_at(socket) as daemon:
         incomplete = _why_incomplete(daemon)
-        if namespace is None:
+        if wanted is None:
             _print_namespaces(_namespaces(daemon.observer, most), show, incomplete)
         else:
             from pagetier.daemon.stats.prefixes import largest_prefixes
 
-            space = named_space(daemon.observer, namespace)
+            space = named_space(daemon.observer, wanted)
             _print_prefixes(largest_prefixes(daemon.observer, space.number, most), show, incomplete)
+
+
+def _one_of(namespace: str | None, named: str | None) -> str | None:
+    """Returns the namespace that was given in one of two ways. Raises click.UsageError if it was given in both."""
+    if namespace is not None and named is not None:
+        raise click.UsageError("give the namespace once: as NAMESPACE or with --namespace")
+    return namespace if named is None else named
 
 
 def _why_incomplete(daemon: Daemon) -> str:

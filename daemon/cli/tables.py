@@ -157,8 +157,11 @@ def _tables(snapshot: Snapshot) -> Iterator[RenderableType]:
 
 
 def _what_counts(snapshot: Snapshot) -> str:
-    """Returns what hits, misses and hit ratios count, since it differs between the tiers."""
-    memory = "Hits and misses of memory are pages at the first match of each request, and so is their ratio."
+    """Returns what the first line, hits, misses and hit ratios count, since they differ."""
+    memory = (
+        "Tokens that vLLM has in its own prefix cache are not looked up."
+        " Hits and misses of memory are pages at the first match of each request, and so is their ratio."
+    )
     disk = (
         "Those of the disk are pages to read, in time or not; its hit ratio is that of the tokens that memory lacked."
     )

@@ -221,6 +221,10 @@ def test_the_largest_prefixes_of_a_namespace_are_listed(policy: str) -> None:
         assert 0 <= listed[0]["idle_seconds"] < 60
         assert daemon.pagetier("pages", "ls", SPACE.name, "--most", "1").output.count("\n") == 2
         assert daemon.pagetier("pages", "ls", "other").exit_code == Exit.WRONG
+        named = json.loads(daemon.pagetier("pages", "ls", "--namespace", SPACE.name, "--json").output)
+        assert [each["key"] for each in named] == [each["key"] for each in listed]
+        assert daemon.pagetier("pages", "ls", "--namespace", "other").exit_code == Exit.WRONG
+        assert daemon.pagetier("pages", "ls", SPACE.name, "--namespace", SPACE.name).exit_code == Exit.USAGE
 
 
 def test_many_keys_are_sent_in_parts(client: Client, daemon: DiskDaemon, tmp_path: Path) -> None:
