@@ -56,7 +56,7 @@ def seconds_left(what: str, value: object) -> float:
     return seconds
 
 
-def path_of(what: str, value: str | os.PathLike[str]) -> str:
+def path_of(what: str, value: object) -> str:
     """Returns a path as text. Raises TypeError for other values, including bytes."""
     if isinstance(value, str | os.PathLike) and isinstance(path := os.fspath(value), str):
         return path

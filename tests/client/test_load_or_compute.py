@@ -330,5 +330,5 @@ def test_a_step_of_wrong_types_is_refused(seconds: Any, prompts: list[Any], says
 
 def test_a_step_may_have_seconds_of_numpy_and_no_prompts() -> None:
     rule = ProcessRule()
-    rule.computed(np.float32(0.5), [range(512)])
+    rule.computed(np.float64(0.5), [range(512)])
     rule.computed(1, [])
