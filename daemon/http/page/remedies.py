@@ -22,7 +22,7 @@ REMEDIES: Final = {
     "fleet_note": "Compare remote.key_file on all hosts, or choose another prefix in remote.url.",
     "fleet_trouble": _DOCTOR,
     "fleet_write_trouble": _DOCTOR,
-    "frame_size": "Set arena.frame_size to the size in the line, and restart the daemon.",
+    "frame_size": "Set arena.frame_size to the size in the line, then stop and start the daemon.",
     "http_ended": "Nothing, if it happens once: engines do not notice. Else report it with the log.",
     "http_full": "Close HTTP connections, or find the caller that keeps them open.",
     "http_invalid": "Report it with the log.",
