@@ -14,11 +14,12 @@ from child_process import in_child
 from eventually import eventually
 from fake_daemon import FakeDaemon, Peer
 from keyed_pages import in_memory, prompt
+from link_fixtures import HOUR_S, never_block
 from pagetier.client import Client, Outcome
 from pagetier.client.adapters import Part, PendingReservation, reserve_async
 from pagetier.shm.protocol import Reserve
-from rescued_wait import HOUR_S, rescued_by
 from running_daemon import CALL_S, RunningDaemon, namespace
+from virtual_clock import VirtualClock, in_main_thread
 
 PAGE = 10_000
 pytestmark = pytest.mark.usefixtures("empty_daemon")
@@ -182,11 +183,15 @@ def test_a_page_whose_other_parts_never_come_expires() -> None:
 # ---- a daemon that answers when the test does
 
 
-def test_pages_of_a_late_response_are_abandoned(fake: FakeDaemon, asking: Client) -> None:
-    assert asking.store(prompt(0, 3), bytes(3 * PAGE), timeout=0.05).refused == 3
-    with rescued_by(fake.hang_up):  # only one call waits for a daemon that hangs
-        result = asking.store(prompt(1, 3), bytes(3 * PAGE), timeout=HOUR_S)
-    assert (result.refused, result.reason) == (3, "the daemon does not answer")
+def test_pages_of_a_late_response_are_abandoned(
+    fake: FakeDaemon, asking: Client, standing_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never_block(monkeypatch)
+    standing_clock.is_stuck = in_main_thread
+    assert asking.store(prompt(0, 3), bytes(3 * PAGE), timeout=HOUR_S).refused == 3
+    result = asking.store(prompt(1, 3), bytes(3 * PAGE), timeout=HOUR_S)
+    assert (result.refused, result.reason) == (3, "the daemon does not answer"), "only one call waits for it"
+    standing_clock.is_stuck = lambda: False
     answer(fake, fake.next())
     assert fake.owner.header().used_frames == 9
     assert eventually(lambda: fake.owner.settle() == 0)
