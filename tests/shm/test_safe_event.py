@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import signal
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from enum import Enum
 from itertools import product
 from unittest import mock
@@ -21,21 +21,26 @@ from virtual_clock import VirtualClock
 INTERRUPTS = 500
 
 
-def set_once_awaited(event: SafeEvent) -> None:
-    """Sets the event when a thread waits for it."""
+@contextmanager
+def set_once_awaited(event: SafeEvent) -> Iterator[None]:
+    """Sets the event when a thread waits for it, as the block has to do."""
 
     def set_it() -> None:
         assert eventually(lambda: event._changed.is_awaited)
         event.set()
 
-    threading.Thread(target=set_it).start()
+    setter = threading.Thread(target=set_it)
+    setter.start()
+    yield
+    setter.join(20)
+    assert not setter.is_alive()
 
 
 def test_it_is_waited_for_set_and_cleared() -> None:
     event = SafeEvent()
     assert not event.wait(0.01)
-    set_once_awaited(event)
-    assert event.wait(20)
+    with set_once_awaited(event):
+        assert event.wait(20)
     assert event.is_set()
     event.clear()
     assert not event.is_set()
@@ -44,8 +49,8 @@ def test_it_is_waited_for_set_and_cleared() -> None:
 @pytest.mark.parametrize("seconds", [1e10, 1e300, math.inf])
 def test_a_wait_may_have_no_end(seconds: float) -> None:
     event = SafeEvent()
-    set_once_awaited(event)
-    assert event.wait(seconds)
+    with set_once_awaited(event):
+        assert event.wait(seconds)
 
 
 def test_all_waiting_threads_are_woken() -> None:
