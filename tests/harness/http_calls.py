@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,20 @@ from running_daemon import RunningDaemon
 
 def http_process(daemon: RunningDaemon) -> int:
     """Returns the PID of a daemon's HTTP process, which may have been started a moment ago."""
-    assert eventually(lambda: bool(_http_processes(daemon.pid))), daemon.log.read_text()
-    return _http_processes(daemon.pid)[0]
+    found = eventually(lambda: _http_processes(daemon.pid))
+    assert found, daemon.log.read_text()
+    return found[0]
 
 
 def _http_processes(parent: int) -> list[int]:
-    return [pid for pid in children_of(parent) if Path(f"/proc/{pid}/comm").read_text() == "pagetier-http\n"]
+    return [pid for pid in children_of(parent) if _name_of(pid) == "pagetier-http\n"]
+
+
+def _name_of(pid: int) -> str:
+    """Returns the name of a process; nothing if it has just ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/comm").read_text()
+    return ""
 
 
 def call(
