@@ -148,7 +148,7 @@ def test_a_daemon_without_stderr_serves_with_its_worker(without: str) -> None:
     with daemon.folder, subprocess.Popen(command(f"pagetierd {words} {without}")) as process, ExitStack() as failing:
         failing.callback(process.kill)
         daemon.process = process
-        assert eventually(daemon.socket.is_socket, 20)
+        assert eventually(daemon.socket.is_socket)
         assert daemon.until(lambda disk: disk.standing is Standing.OPEN)
         with Engine(daemon) as engine:
             daemon.store_through(engine, range(8))

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from faulty_store import DictStore, FaultyStore
 from fleet_pages import OpenedFleet, names_of, read_from
 from pagetier.tiers.base import SKIPPED, Incoming, ReadOutcome, TierError
@@ -194,7 +194,7 @@ def located(opened: OpenedFleet) -> tuple[list[int], str]:
     answers: queue.SimpleQueue[tuple[list[int], str]] = queue.SimpleQueue()
     page = outgoing(6)
     opened.fleet.start_locate(page.key, [0], [page.space], lambda sizes, why: answers.put((sizes.tolist(), why)))
-    return answers.get(timeout=10)
+    return answers.get(timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("error", [BaseException("a panic"), asyncio.CancelledError(), KeyboardInterrupt()])

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from eventually import PATIENCE_S
 from fleet_worker_process import SPACE, FleetWorkerProcess
 from index_with_disk import FRAME, key, u32
 from pagetier.tiers.worker.fleet_worker import QUESTIONS
@@ -149,17 +150,17 @@ def test_a_silent_store_ends_the_worker(worker: FleetWorkerProcess, folder: Path
     worker.read(2, *NAMES)
     failed = worker.expect(OpenFailed)
     assert failed.reason == "no call of the store has returned for 10 s: restarting its client"
-    assert worker.child.wait(20) == 4
+    assert worker.child.wait(PATIENCE_S) == 4
 
 
 def test_it_leaves_when_asked(worker: FleetWorkerProcess) -> None:
     worker.send(Leave())
-    assert worker.child.wait(20) == 0
+    assert worker.child.wait(PATIENCE_S) == 0
 
 
 def test_it_ends_with_the_connection(worker: FleetWorkerProcess) -> None:
     worker._socket.close()
-    assert worker.child.wait(20) == 0
+    assert worker.child.wait(PATIENCE_S) == 0
 
 
 def test_a_fleet_that_cannot_be_opened_is_one_line(options: FleetOptions) -> None:
@@ -167,6 +168,6 @@ def test_a_fleet_that_cannot_be_opened_is_one_line(options: FleetOptions) -> Non
     try:
         failed = worker.expect(OpenFailed)
         assert failed.reason == "/does/not/exist is not a folder: create it, or mount its file system"
-        assert worker.child.wait(20) == 4
+        assert worker.child.wait(PATIENCE_S) == 4
     finally:
         worker.kill()

@@ -162,7 +162,7 @@ def test_the_daemons_report_is_shown(store: Path, change: dict[str, object], lev
 
 def test_the_command_shows_both(store: Path) -> None:
     with RunningDaemon("4MiB", "64KiB", "--set", f"remote.url=file://{store}", *PATIENT) as daemon:
-        assert eventually(lambda: daemon.snapshot().fleet.standing == "open", 20.0)
+        assert eventually(lambda: daemon.snapshot().fleet.standing == "open")
         result = daemon.pagetier("doctor")
     assert result.exit_code == Exit.OK, result.output
     assert "fleet store" in result.output and "open; 0 pages read, 0 pages written" in result.output

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from fake_daemon import FakeDaemon
 from pagetier.client import Client, Hint
 from pagetier.shm.exit_codes import Exit
@@ -93,7 +93,7 @@ def test_with_lru_nothing_is_pinned(file: Path) -> None:
 
 def test_a_daemon_of_an_earlier_version_is_not_asked() -> None:
     with FakeDaemon() as fake, Client(fake.socket) as client:
-        assert client.wait_attached(5.0)
+        assert client.wait_attached(PATIENCE_S)
         assert not client.hint(SPACE.keys(range(SPACE.page_tokens)), Hint.over())
         assert client.attached
         assert fake.asked.empty()

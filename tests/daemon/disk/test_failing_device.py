@@ -104,13 +104,13 @@ def test_reads_that_fail_are_misses() -> None:
         daemon.store_through(engine, range(4 * FRAMES))
         worker = daemon.worker()
         with faults(worker, "preadv,preadv2,pread64:error=EIO"):
-            outcomes = engine.fetch(range(8), 5)
+            outcomes = engine.fetch(range(8), PATIENCE_S)
             assert set(outcomes) <= {FetchOutcome.IN_MEMORY, FetchOutcome.ABSENT}
             engine.goes_on(1000)
             engine.places(range(4 * FRAMES))
         daemon.wait_open()
         for number in range(8):
-            assert engine.fetch([number], 10) in ([FetchOutcome.IN_MEMORY], [FetchOutcome.ABSENT])
+            assert engine.fetch([number], PATIENCE_S) in ([FetchOutcome.IN_MEMORY], [FetchOutcome.ABSENT])
         assert engine.places(range(8))["memory"] > 0
         assert daemon.findings() == []
 
@@ -159,7 +159,7 @@ def test_a_file_system_that_fills_up() -> None:
             engine.goes_on(50_000)
             for number in range(pages):
                 if engine.where(number) == "disk":
-                    assert engine.fetch([number], 10) in ([FetchOutcome.IN_MEMORY], [FetchOutcome.ABSENT])
+                    assert engine.fetch([number], PATIENCE_S) in ([FetchOutcome.IN_MEMORY], [FetchOutcome.ABSENT])
                     engine.where(number)
             assert daemon.findings() == []
             assert len(daemon.log.read_text().splitlines()) < 60, daemon.reported()

@@ -115,7 +115,7 @@ def test_only_the_worker_of_the_fleet_has_the_credentials_of_its_store(
     more = ["--set", f"http.listen={tmp_path / 'http.sock'}", "--set", f"remote.url=file://{tmp_path}/store"]
     more += ["--disk-path", str(tmp_path / "disk"), "--disk-size", "8MiB"]
     with RunningDaemon("1MiB", "64KiB", *more) as daemon:
-        assert eventually(lambda: {DISK_WORKER, FLEET_WORKER} <= {slot.name for slot in daemon.slots()}, 30.0)
+        assert eventually(lambda: {DISK_WORKER, FLEET_WORKER} <= {slot.name for slot in daemon.slots()})
         workers = {slot.name: slot.pid for slot in daemon.slots()}
         assert "a secret" not in environ_of(http_process(daemon)) + environ_of(workers[DISK_WORKER])
         assert "a secret" in environ_of(workers[FLEET_WORKER])

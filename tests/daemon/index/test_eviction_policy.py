@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from keyed_pages import prompt
 from learning_index import LearningIndex
 from leaving_out import small_daemon, until_left_out, use
@@ -92,7 +92,7 @@ def test_lru_is_shown_where_memory_is_too_short_to_learn(monkeypatch: pytest.Mon
         assert setting.endswith("; lru runs, because memory is too short to learn")
         assert "memory is too short to learn" in daemon.pagetier("stats").stdout.replace("\n  ", " ")
         with daemon.client() as client:
-            assert client.wait_attached(10.0)
+            assert client.wait_attached(PATIENCE_S)
         limit_memory(daemon, -1)
         daemon.reload(LRU)
         assert "evict.policy = cadence" in (reloaded := daemon.reload(DEFAULT)) and "lru runs" not in reloaded

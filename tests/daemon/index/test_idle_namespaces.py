@@ -57,7 +57,7 @@ def full(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Runni
 def test_an_idle_namespace_makes_room_for_a_new_one(full: tuple[RunningDaemon, Client], tmp_path: Path) -> None:
     """Regression: after a thousand updates of weights, no new namespace was stored until an administrator flushed."""
     daemon, client = full
-    assert eventually(lambda: has(client, "7") and store(client, "new") == 2, 30)
+    assert eventually(lambda: has(client, "7") and store(client, "new") == 2)
     assert has(client, "7"), "it was in use"
     assert not has(client, "0")
     line = daemon.lines("namespace_dropped")[0]

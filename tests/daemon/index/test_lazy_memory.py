@@ -32,7 +32,7 @@ def pages(number):
 def found(client, number):
     into = np.zeros((32, PAGE), np.uint8)
     with client.match(prompt(number)) as match:
-        loaded = client.load(match, into, timeout=20.0)
+        loaded = client.load(match, into, timeout=PATIENCE_S)
     assert (into[:loaded] == number + 1).all() and not into[loaded:].any()
     return loaded
 
@@ -52,7 +52,7 @@ with RunningDaemon("10MiB", "64KiB", "--set", "arena.prefault=lazy") as daemon, 
     assert eventually(lambda: "event=arena_short" in daemon.log.read_text())
     daemon.kill()
     daemon.start()
-    assert client.wait_attached(9)
+    assert client.wait_attached(PATIENCE_S)
     print("adopted:", client.store(prompt(8), pages(8)), found(client, 7))
     os.unlink("/dev/shm/crowd")
     print("with room again:", client.store(prompt(8), pages(8)).stored, found(client, 8))
@@ -73,7 +73,7 @@ with (
     assert daemon.stop() == 0
     crowd(14 * MIB)
     daemon.start()
-    assert client.wait_attached(9)
+    assert client.wait_attached(PATIENCE_S)
     daemon.wait_disk_open()
     crowd(3 * MIB)
     print("read", [found(client, number) for number in (0, 1, 2, 3)])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from disk_daemon import write_through
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from metrics_scrape import scrape, value
 from pagetier.client import Client, Keys, Namespace, StoreResult
 from pagetier.daemon.stats.snapshot import TenantStats
@@ -208,7 +208,7 @@ def test_counts_are_exact_after_deaths_of_the_daemon(daemon: RunningDaemon) -> N
             assert not daemon.findings()
         stopped.set()
         thread.join()
-        assert client.wait_attached(20)
+        assert client.wait_attached(PATIENCE_S)
         assert eventually(lambda: not daemon.header().open_entries)
         in_index = dict.fromkeys(("alpha", "beta", "gamma"), 0)
         for space in daemon.snapshot().namespaces:

@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 
 from daemon_turns import Turns
 from disk_daemon import write_through
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from free_ports import free_ports
 from metrics_scrape import ask, sample_names, scrape, value
 from pagetier.shm.exit_codes import Exit
@@ -80,7 +80,7 @@ def test_the_numbers_of_the_disk_match_the_work_done(tmp_path: Path) -> None:
         client.store(keys, pages(6))
         daemon.push_out(client, keys)
         with client.match(keys) as match:
-            client.load(match, pages(6), timeout=20.0)
+            client.load(match, pages(6), timeout=PATIENCE_S)
         daemon.until_written()
         seen = scrape(place)
     written = value(seen, "pagetier_transfer_bytes_total", source="memory", destination="disk")
@@ -142,8 +142,8 @@ def test_namespaces_are_bounded_and_none_is_left_out(daemon: RunningDaemon, plac
 
 def test_a_death_is_counted(daemon: RunningDaemon, place: Path) -> None:
     before = value(scrape(place), "pagetier_owner_deaths_total")
-    code = f"import os; from pagetier.client import Client; c = Client({str(daemon.socket)!r}); c.wait_attached(9)"
-    code += "; os._exit(0)"
+    code = f"import os; from pagetier.client import Client; c = Client({str(daemon.socket)!r})"
+    code += f"; c.wait_attached({PATIENCE_S}); os._exit(0)"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert eventually(lambda: value(scrape(place), "pagetier_owner_deaths_total") == before + 1)
 
