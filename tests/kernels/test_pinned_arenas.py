@@ -63,6 +63,12 @@ class World:
         """Completes the oldest copy."""
         assert self.device.streams[0].advance()
 
+    def complete_all(self) -> None:
+        """Completes what was enqueued, also on a device that failed: an arena's thread ends with its last copy."""
+        self.device.dead = False
+        self.stream.record()
+        self.device.advance_all()
+
     def pin(self) -> None:
         """Pins the first session's arena."""
         self.claim.begin(self.first)
@@ -134,6 +140,8 @@ def test_a_copy_of_an_older_session_pins_nothing_and_unpins_nothing(world: World
     world.settle()
     assert world.driver.began == [world.second.arena_address]
     assert world.pinned() == [world.second.arena_address] and not world.claim.ready(frames_in(world.first))
+    world.complete_all()
+    assert world.claim.end(LONG_S)
 
 
 def test_what_was_enqueued_counts_before_anything_is_recorded(world: World) -> None:
@@ -157,6 +165,8 @@ def test_under_a_device_that_failed_nothing_is_unpinned(world: World, when: str)
     world.switch_to(None)
     assert not world.claim.end(0.1)
     assert world.pinned() == [world.first.arena_address] and not world.first.retire()
+    world.complete_all()
+    assert world.claim.end(LONG_S)
 
 
 def test_without_a_current_session_the_arena_goes_by_itself(world: World) -> None:
@@ -231,6 +241,7 @@ def test_memory_that_cannot_be_pinned_is_never_ready(world: World) -> None:
     world.claim.begin(world.first)
     assert eventually(lambda: "failed" in world.arenas.state)
     assert not world.claim.ready(frames_in(world.first))
+    world.complete_all()
     assert world.claim.end(LONG_S) and world.first.retire()
 
 
