@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from changing_folder import paths_in
 from oracle.samples import taken
 from simulator.cluster import Cluster
 from simulator.scenes import MIB
@@ -77,7 +78,7 @@ def vitals(pid: int) -> Vitals | None:
 
 def readers(disk: Path) -> int:
     """Returns the number of slots of LMDB's reader tables in use, in all environments below the folder."""
-    return sum(_readers_in(path) for path in disk.rglob(_LOCK_FILE))
+    return sum(_readers_in(path) for path in paths_in(disk) if path.name == _LOCK_FILE)
 
 
 def _readers_in(path: Path) -> int:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from changing_folder import paths_in
 from simulator.leftovers import prefix_of_this_process
 from store_servers import ACCESS_KEY, SECRET_KEY, S3Server
 
@@ -38,6 +39,13 @@ def _age(path: Path) -> float:
         return -path.stat().st_mtime
     except FileNotFoundError:
         return 0.0
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 class SharedStore(ABC):
@@ -195,7 +203,7 @@ class SharedS3(SharedStore):
 
     def objects(self) -> list[Path]:
         """Returns the volumes, in each of which are many objects."""
-        return [path for path in self.folder.rglob("*.dat") if path.stat().st_size]
+        return [path for path in paths_in(self.folder) if path.suffix == ".dat" and _size(path)]
 
     def end(self) -> None:
         """Kills the server."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from changing_folder import paths_in
 from eventually import eventually
 from pagetier.shm._core import Observer
 from running_daemon import RunningDaemon
@@ -69,7 +70,7 @@ def taken(observer: Observer, name: str, disk: Path | None = None) -> Sample:
     """Returns a sample of the daemon of this name, with its disk in a folder."""
     header = observer.header()
     shm = _allocated(_SHM.glob(f"{name}.*"))
-    on_disk = _allocated(disk.rglob("*")) if disk is not None else 0
+    on_disk = _allocated(paths_in(disk)) if disk is not None else 0
     return Sample(at=time.monotonic_ns(), arena=header.used_frames * header.frame_bytes, shm=shm, disk=on_disk)
 
 
