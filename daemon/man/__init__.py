@@ -1,4 +1,4 @@
-"""Generates the manual pages and docs/configuration.md from the commands, the settings and the exit codes.
+"""Generates the manual pages, docs/configuration.md and docs/metrics.md from commands, settings, exit codes, metrics.
 
 `python -m pagetier.daemon.man docs` writes them; a test compares them with the files in the repository.
 """

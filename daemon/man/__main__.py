@@ -1,4 +1,4 @@
-"""`python -m pagetier.daemon.man FOLDER` writes the manual pages and configuration.md there."""
+"""`python -m pagetier.daemon.man FOLDER` writes the manual pages, configuration.md and metrics.md there."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from pagetier.daemon.config.fields import Field, fields
 from pagetier.daemon.config.live_settings import AT_ONCE
 from pagetier.daemon.main import main as pagetierd
 from pagetier.daemon.man.configuration_page import configuration_page
+from pagetier.daemon.man.metrics_reference import metrics_reference
 from pagetier.daemon.man.roff import Roff
 from pagetier.shm.exit_codes import Exit
 
@@ -195,4 +196,5 @@ def manual() -> dict[str, str]:
 
 def documents() -> dict[str, str]:
     """Returns the text of each generated file by its path below docs."""
-    return {f"man/{name}": text for name, text in manual().items()} | {"configuration.md": configuration_page()}
+    pages = {f"man/{name}": text for name, text in manual().items()}
+    return pages | {"configuration.md": configuration_page(), "metrics.md": metrics_reference()}

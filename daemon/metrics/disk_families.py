@@ -50,7 +50,8 @@ def _budget(report: DiskReport) -> Iterator[Metric]:
     budget = report.budget
     if budget is not None:
         bytes_of_day = {"left": budget.left, "spent": max(0, budget.per_day - budget.left)}
-        yield gauges("disk_budget_bytes", "Bytes that may be written a day.", ["state"], bytes_of_day)
+        about = "Bytes that may be written a day; as the next one only with disk.budget."
+        yield gauges("disk_budget_bytes", about, ["state"], bytes_of_day)
         skipped = {"budget": budget.skipped_bytes}
         yield counters("write_skipped_bytes", "Bytes that were not written, by reason.", ["reason"], skipped)
 

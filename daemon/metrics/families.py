@@ -104,7 +104,8 @@ def _daemon(sample: Sample) -> Iterator[Metric]:
     yield counters("adoptions", about, ["result"], adoptions)
     huge: dict[str, float | None] = msgspec.structs.asdict(sample.huge_pages)
     if known := {segment: share for segment, share in huge.items() if share is not None}:
-        yield gauges("huge_page_ratio", "The share of a segment that is in huge pages.", ["segment"], known)
+        about = "The share of a segment that is in huge pages; missing before Linux 6.7."
+        yield gauges("huge_page_ratio", about, ["segment"], known)
 
 
 def _tiers(sample: Sample) -> Iterator[Metric]:
@@ -138,7 +139,8 @@ def _tiers(sample: Sample) -> Iterator[Metric]:
         (DISK, "slack"): max(0, disk - header.disk_bytes),
         (DISK, "free"): max(0, frames[DISK] * frame - disk),
     }
-    yield gauges("tier_bytes", "Bytes of a tier by content.", ["tier", "state"], sizes)
+    about = "Bytes of a tier's room by content; compressed pages with what they take."
+    yield gauges("tier_bytes", about, ["tier", "state"], sizes)
 
 
 def _transfers(sample: Sample) -> Iterator[Metric]:
@@ -179,7 +181,8 @@ def _leaving(sample: Sample) -> Iterator[Metric]:
         (DISK, "flushed"): header.disk_flushed,
         (DISK, "damaged"): header.disk_damaged,
     }
-    yield counters("evictions", "Pages that left a tier, by reason.", ["tier", "reason"], pages)
+    about = "Pages that left a tier, by reason; given_up: before they were complete."
+    yield counters("evictions", about, ["tier", "reason"], pages)
     nbytes = {MEMORY: header.evicted_bytes, DISK: header.disk_evicted_bytes}
     yield counters("evicted_bytes", "Bytes of pages that left a tier to make room.", ["tier"], nbytes)
     yield counter("lost_pages", "Pages that left memory before they were written to disk.", header.disk_lost)
@@ -195,7 +198,8 @@ def _leaving(sample: Sample) -> Iterator[Metric]:
 
 def _hints(hints: HintReport) -> Iterator[Metric]:
     pages = {"applied": hints.applied, "absent": hints.absent, "without_effect": hints.without_effect}
-    about = "Pages that hints named: applied, absent, or without effect because of evict.policy; of this daemon."
+    about = "Pages that hints named; absent: in no tier, or beyond evict.keep_share; without effect:"
+    about += " evict.policy is lru; of this daemon."
     yield counters("hint_pages", about, ["result"], pages)
     yield counter("hints_wrong", "Hints that were ignored because they were invalid; of this daemon.", hints.wrong)
     yield gauge("kept_bytes", "Bytes that are kept in memory by request.", hints.kept_bytes)
@@ -249,7 +253,8 @@ def quota_families(sample: Sample) -> Iterator[Metric]:
         used |= {in_memory: tenant.arena_frames * header.frame_bytes, on_disk: tenant.disk_frames * header.frame_bytes}
         least |= {in_memory: tenant.arena_minimum * memory, on_disk: tenant.disk_minimum * disk}
         most |= {in_memory: tenant.arena_maximum * memory, on_disk: tenant.disk_maximum * disk}
-    yield gauges("quota_used_bytes", "Bytes of the frames that a tenant has.", labels, used)
+    about = "Bytes of the frames that a tenant has; as the next three only with quotas."
+    yield gauges("quota_used_bytes", about, labels, used)
     yield gauges("quota_minimum_bytes", "Bytes of a tenant below which it loses no page to others.", labels, least)
     yield gauges("quota_maximum_bytes", "Bytes that a tenant may have.", labels, most)
     rejected = {tenant.name: sample.quota_rejections.get(tenant.pattern, 0) for tenant in sample.tenants}

@@ -22,7 +22,7 @@ def lookup_families(sample: Sample) -> Iterator[Metric]:
         (DISK, "hit"): header.disk_read,
         (DISK, "miss"): header.disk_missed,
     }
-    about = "Pages that a request's first match looked up in memory; pages that the disk was asked to read."
+    about = "Pages that a request's first match looked up in memory; that the disk was asked to read, in time or not."
     yield counters("lookup_pages", about, ["tier", "result"], pages)
     on_disk, remote, missed = counts.disk_tokens, counts.remote_tokens, counts.missed_tokens
     tokens = {(MEMORY, "hit"): counts.memory_tokens, (MEMORY, "miss"): on_disk + remote + missed}
@@ -49,7 +49,8 @@ def prediction_families(sample: Sample) -> Iterator[Metric]:
     if advice is None:
         return
     total = advice.total
-    about = "Share of tokens that an LRU cache would find in memory of this multiple of the arena, without a disk."
+    about = "Share of tokens that an LRU cache would find in memory of this multiple of the arena, without a disk;"
+    about += " missing before the first lookup, as the next two."
     yield gauges("predicted_hit_ratio", about, ["size"], {one.size: one.hit_ratio for one in total.memory})
     about = "Share of tokens that an LRU cache would find with a disk of this multiple of the arena."
     yield gauges("predicted_disk_hit_ratio", about, ["size"], {one.size: one.hit_ratio for one in total.disk})

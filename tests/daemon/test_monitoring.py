@@ -75,7 +75,7 @@ def test_an_unknown_metric_would_be_found(there: set[str]) -> None:
 
 
 def test_every_metric_is_explained(there: set[str]) -> None:
-    page = (DOCS / "monitoring.md").read_text()
+    page = (DOCS / "metrics.md").read_text()
     named = {re.sub("_(bucket|sum|count)$", "", name) for name in there if name.startswith("pagetier_")}
     explained = set(re.findall(r"^\| `(pagetier_\w+)` \|", page, re.MULTILINE))
     assert named == explained
