@@ -42,16 +42,23 @@ def count_of(what: str, value: object) -> int:
 
 
 def seconds_of(what: str, value: object) -> float:
-    """Returns a number of seconds, of any type of real numbers. Raises TypeError for other values, including bools."""
+    """Returns a number of seconds, of any type of real numbers.
+
+    Raises:
+        TypeError: It is another value, or a bool.
+        ValueError: It is NaN, which a caller's own arithmetic may give.
+    """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{what} must be a number of seconds, not {_shown(value)}")
-    return float(value)
+    if math.isnan(seconds := float(value)):
+        raise ValueError(f"{what} must be a number of seconds, not NaN")
+    return seconds
 
 
 def seconds_left(what: str, value: object) -> float:
-    """Returns a number of seconds from 0 on. Raises TypeError as seconds_of(), ValueError if negative or NaN."""
+    """Returns a number of seconds from 0 on. Raises what seconds_of() does, and ValueError if it is negative."""
     seconds = seconds_of(what, value)
-    if math.isnan(seconds) or seconds < 0:
+    if seconds < 0:
         raise ValueError(f"{what} must be 0 seconds or more, not {value}")
     return seconds
 

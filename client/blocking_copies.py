@@ -10,6 +10,7 @@ from pagetier.client.destinations import unread_prefix
 from pagetier.client.keys import Keys
 from pagetier.client.load_or_compute import LoadOrCompute
 from pagetier.client.match import Match
+from pagetier.client.misuse import seconds_to_wait
 from pagetier.client.page_client import PageClient
 from pagetier.client.paged_blocks import Blocks
 from pagetier.client.prompt_reader import PromptReader
@@ -97,7 +98,7 @@ class DeviceCopies:
     ) -> int:
         """Does what HostCopies.load() does."""
         copier = self._copier.open()
-        seconds = self._client.timeout if timeout is None else timeout
+        seconds = seconds_to_wait(self._client, timeout)
         with self._read_rest(match, range(start_page, start_page + len(slots)), seconds, rule) as whole:
             pages = max(0, min(len(slots), len(whole) - start_page))
             load = copier.load(whole, slots.some(0, pages), start_page, copier.engine_event())

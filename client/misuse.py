@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from enum import Enum
-from typing import Final, NoReturn
+from typing import Final, NoReturn, Protocol
 
 from pagetier.client.arguments import integer_of, seconds_of
 from pagetier.client.keys import Namespace, require_keys
@@ -39,6 +39,13 @@ class MisuseLog:
             log.warning("%s; further cases are not logged", kind.value)
 
 
+class WaitingClient(Protocol):
+    """The part of a Client that says how long its calls may wait."""
+
+    timeout: float
+    misuse: MisuseLog
+
+
 def why_nothing_loaded(match: Match, out: HostBuffers, start_page: int) -> Misuse | None:
     """Returns the mistake for which buffers cannot take the first page of a match; None if they can."""
     if len(match) and not match.pinned:
@@ -56,15 +63,19 @@ def _fits(out: HostBuffers, page_bytes: int) -> bool:
     return count > 0 and int(pages_of(out, count, Access.WRITE).sizes[0]) == page_bytes
 
 
-def seconds_to_wait(timeout: object, log_of_client: MisuseLog) -> float:
-    """Returns the seconds that a call may wait, at least 0. Raises TypeError if they are not a number.
+def seconds_to_wait(client: WaitingClient, timeout: object) -> float:
+    """Returns the seconds that a call with this `timeout` may wait, at least 0; None stands for the client's timeout.
 
     A negative number is often what is left of a caller's own time, so it is logged and raises nothing.
+
+    Raises:
+        TypeError: The timeout is not a number.
+        ValueError: It is NaN.
     """
-    seconds = seconds_of("timeout", timeout)
-    if not seconds >= 0:
-        log_of_client.report(Misuse.NEGATIVE_TIMEOUT)
-    return min(seconds, _LONGEST_S) if seconds > 0 else 0.0
+    seconds = client.timeout if timeout is None else seconds_of("timeout", timeout)
+    if seconds < 0:
+        client.misuse.report(Misuse.NEGATIVE_TIMEOUT)
+    return min(max(0.0, seconds), _LONGEST_S)
 
 
 def require_match(value: object, call: str) -> None:

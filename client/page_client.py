@@ -359,8 +359,7 @@ class PageClient:
             return reservation.publish()
 
     def _seconds(self, timeout: float | None) -> float:
-        """Returns the seconds that a call with this `timeout` may wait. Raises TypeError if it is not a number."""
-        return seconds_to_wait(self.timeout if timeout is None else timeout, self.misuse)
+        return seconds_to_wait(self, timeout)
 
     def _attach(self) -> OwnAttachment:
         """Returns the attachment of this process. Threads that call this at the same time get the same one."""

@@ -12,7 +12,7 @@ from pagetier.client.attachment import AttachedClient, Attachment
 from pagetier.client.fleet_lookup import space_of
 from pagetier.client.hints import NO_HINT, Hint, require_hint
 from pagetier.client.keys import Keys, require_keys
-from pagetier.client.misuse import MisuseLog, seconds_to_wait
+from pagetier.client.misuse import WaitingClient, seconds_to_wait
 from pagetier.client.paged_blocks import WHOLE, Part, required_part
 from pagetier.client.pending_request import PendingRequest
 from pagetier.client.reservation import Reservation
@@ -25,11 +25,8 @@ PageSizes: TypeAlias = "int | Sequence[int] | npt.NDArray[np.uint64]"
 _SIZE_BYTES: Final = 8
 
 
-class ReservingClient(AttachedClient, Protocol):
+class ReservingClient(AttachedClient, WaitingClient, Protocol):
     """The part of a Client that reserve_async() uses."""
-
-    timeout: float
-    misuse: MisuseLog
 
 
 class PendingReservation:
@@ -118,7 +115,7 @@ def reserve_async(
     """
     require_keys(keys, "reserve_async()")
     pending = reservation_request(client.attachment, keys, sizes, part, hint)
-    pending.send_and_leave(seconds_to_wait(client.timeout if timeout is None else timeout, client.misuse))
+    pending.send_and_leave(seconds_to_wait(client, timeout))
     return PendingReservation(pending, len(keys), part)
 
 

@@ -16,7 +16,7 @@ from pagetier.client.groups import FullAttention, Group, grain_of
 from pagetier.client.hash_inputs import Hashes, Tokens
 from pagetier.client.keys import Keys
 from pagetier.client.load_or_compute import ProcessRule
-from pagetier.client.misuse import require_same
+from pagetier.client.misuse import require_same, seconds_to_wait
 from pagetier.client.page_client import PageClient
 from pagetier.client.prompt_reader import PromptReader
 from pagetier.client.registered_cache import RegisteredCache
@@ -228,7 +228,7 @@ class RegisteredGroups:
     def _read_rest(self, match: GroupMatch, tables: Sequence[_Table], timeout: float | None) -> Iterator[GroupMatch]:
         """Yields the longer hit if its pages on disk or in the fleet, for which there are blocks, came in time."""
         most = min(len(table) // _entries(cache) * cache.page_tokens for cache, table in self._with(tables))
-        limit, deadline = min(most, match.asked), Deadline(self._client.timeout if timeout is None else timeout)
+        limit, deadline = min(most, match.asked), Deadline(seconds_to_wait(self._client, timeout))
         session = self._client.session
         asks = session is not None and session.asks_fleet
         if limit <= match.tokens or not (asks or match.available_tokens > match.tokens):

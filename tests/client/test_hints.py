@@ -92,9 +92,9 @@ def test_stores_carry_hints(learning: RunningDaemon) -> None:
 @pytest.mark.parametrize("ttl", [0.0, -1.0, math.nan, -math.inf])
 def test_a_time_to_live_that_is_not_positive_is_an_error(ttl: float) -> None:
     for make in (Hint.over, Hint.keep):
-        with pytest.raises(ValueError, match="positive number of seconds"):
+        with pytest.raises(ValueError, match=r"a (positive )?number of seconds"):
             make(ttl)
-    with pytest.raises(ValueError, match="positive number of seconds"):
+    with pytest.raises(ValueError, match=r"a (positive )?number of seconds"):
         Hint.returns_within(ttl)
 
 

@@ -214,7 +214,7 @@ def test_pages_that_reach_memory_without_a_response_are_loaded(daemon: FakeDiskD
     assert loaded(daemon, client, answer, timeout=5) == 10
 
 
-@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+@pytest.mark.parametrize("timeout", [0, -1, float("-inf")])
 def test_a_load_without_a_timeout_returns_pages_in_memory(
     daemon: FakeDiskDaemon, client: Client, timeout: float
 ) -> None:

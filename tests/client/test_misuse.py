@@ -17,9 +17,11 @@ from pagetier.client import (
     Keys,
     Namespace,
     RegisteredCache,
+    RegisteredGroups,
     SlidingWindow,
 )
 from pagetier.client.adapters import GroupKeys, adopt, find, reserve_async
+from pagetier.client.blocking_copies import DeviceCopies, LazyCopier
 from running_daemon import namespace
 
 PAGE = 1000
@@ -50,7 +52,9 @@ def test_a_client_takes_the_path_of_a_socket(wrong: Any) -> None:
 def test_every_call_takes_a_number_of_seconds(client: Client, keys: Keys) -> None:
     cache = registered(client)
     cache.store(range(64), [0, 1, 2, 3])
-    with client.match(keys) as match, cache.match(range(64)) as pages:
+    on_device = DeviceCopies(client, LazyCopier(client, cache.paged))
+    groups = registered_groups(client)
+    with client.match(keys) as match, cache.match(range(64)) as pages, groups.match(range(64)) as of_groups:
         calls: list[Callable[[Any], object]] = [
             lambda timeout: client.store(keys, [bytes(PAGE)] * 4, timeout=timeout),
             lambda timeout: client.load(match, [bytearray(PAGE)] * 4, timeout=timeout),
@@ -60,10 +64,14 @@ def test_every_call_takes_a_number_of_seconds(client: Client, keys: Keys) -> Non
             lambda timeout: client.flush(namespace(salt="none"), timeout),
             client.wait_attached,
             lambda timeout: cache.load(pages, [0, 1, 2, 3], timeout=timeout),
+            lambda timeout: on_device.load(pages, cache.slots_of([0], 1), 0, timeout),
+            lambda timeout: groups.load(of_groups, [[0]], timeout=timeout),
         ]
         for call in calls:
             with pytest.raises(TypeError, match=r"^timeout must be a number of seconds, not '1s'$"):
                 call("1s")
+            with pytest.raises(ValueError, match=r"^timeout must be a number of seconds, not NaN$"):
+                call(np.nan)
             call(np.float32(1))
             call(np.int64(1))
 
@@ -72,7 +80,7 @@ def test_a_negative_timeout_is_logged_once_and_waits_for_nothing(
     client: Client, keys: Keys, caplog: pytest.LogCaptureFixture
 ) -> None:
     more = namespace().keys(range(1000, 1064))
-    for timeout in (-1, np.nan):
+    for timeout in (-1, -np.inf):
         assert client.store(more, [bytes(PAGE)] * 4, timeout=timeout).reason == "the timeout left no time to ask"
     (logged,) = [record.message for record in caplog.records if "below 0" in record.message]
     assert "pass seconds, or None for the client's own" in logged
@@ -83,6 +91,12 @@ def registered(client: Client, **options: Any) -> RegisteredCache:
     """Returns a registered cache with pages of 16 tokens."""
     values: dict[str, Any] = {"model": "m", "page_tokens": 16, "layout": "vllm", "num_kv_heads": 2}
     return client.register([torch.zeros(2, 8, 16, 2, 8)], **(values | options))
+
+
+def registered_groups(client: Client) -> RegisteredGroups:
+    """Returns a registered group with pages of 16 tokens."""
+    group = CacheGroup(kv_caches=[torch.zeros(2, 8, 16, 2, 8)], layout="vllm", kind=FullAttention(16))
+    return client.register(groups=[group], model="m")
 
 
 def test_integers_of_numpy_count_as_integers(client: Client, keys: Keys) -> None:
@@ -133,9 +147,7 @@ def test_tokens_beyond_the_prompt_cannot_be_skipped(client: Client) -> None:
 
 
 def test_other_calls_say_what_they_take(client: Client, keys: Keys) -> None:
-    groups = client.register(
-        groups=[CacheGroup(kv_caches=[torch.zeros(2, 8, 16, 2, 8)], layout="vllm", kind=FullAttention(16))], model="m"
-    )
+    groups = registered_groups(client)
     calls: list[tuple[Callable[[], object], str]] = [
         (lambda: adopt(client.session, None), "takes the MatchHandle"),  # type: ignore[arg-type]
         (lambda: groups.load(None, [[0]]), "takes the GroupMatch"),  # type: ignore[arg-type]

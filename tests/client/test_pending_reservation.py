@@ -151,7 +151,7 @@ def test_threads_that_wait_and_threads_that_poll_all_get_their_responses(client:
 
 
 def test_a_timeout_of_zero_rejects_all_pages(daemon: RunningDaemon, client: Client) -> None:
-    for timeout in (0, 0.0, -1, -0.5, float("-inf"), float("nan")):
+    for timeout in (0, 0.0, -1, -0.5, float("-inf")):
         result = client.store(prompt(0, 3), bytes(3 * PAGE), timeout=timeout)
         assert (result.refused, result.reason) == (3, "the timeout left no time to ask")
         reserve_async(client, prompt(0, 3), PAGE, timeout=timeout).cancel()
