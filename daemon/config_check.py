@@ -31,7 +31,7 @@ def check_config(config: Config, host: Host) -> Iterator[str]:
     """
     from pagetier.daemon.disk_check import disk_warnings  # a start does not pay for them
     from pagetier.daemon.segments_check import find_index
-    from pagetier.daemon.sockets_check import access_warnings
+    from pagetier.daemon.sockets_check import access_warnings, in_new_folder
 
     found = find_index(config.name)
     daemon = found.daemon if found is not None else None
@@ -44,6 +44,7 @@ def check_config(config: Config, host: Host) -> Iterator[str]:
         for device in disk.devices:
             yield from disk_warnings(device, host, daemon.folders if daemon is not None else ())
     yield from _index_warnings(config)
+    yield f"socket: {config.socket}{in_new_folder(config.socket)}"
     if config.remote.url:
         yield f"fleet: {config.remote.url}"
         yield from _check_fleet(config)

@@ -99,6 +99,11 @@ def _bind(address: Address) -> int:
     return 0
 
 
+def in_new_folder(path: Path) -> str:
+    """Returns ", in a folder that the start creates" if there is none yet, since a path may be misspelt; else ""."""
+    return "" if os.path.isdir(path.parent) else ", in a folder that the start creates"  # noqa: PTH112  never raises
+
+
 def access_warnings(config: Config) -> Iterator[str]:
     """Yields a warning for each rule of access that the control socket would not let through."""
     if trouble := unidentified(config.access, unmapped_ids()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ import msgspec
 
 from pagetier.daemon.cli.config import config_of
 from pagetier.daemon.cli.daemon_connection import daemon_at, socket_option
+from pagetier.daemon.cli.number_types import Number
 from pagetier.daemon.common.lookup_window import LOOKUP_WINDOW_S
 from pagetier.daemon.stats.size_advice import NamespaceAdvice, SizeAdvice, read_advice
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
@@ -30,12 +30,6 @@ _AT_LEAST = "At least: LRU would find that much. The daemon evicts by cadence, w
 _NO_STORES = "found nothing, and no page was stored after them: there is nothing to predict from"
 
 
-def _finite(_context: click.Context, _parameter: click.Parameter, rate: float | None) -> float | None:
-    if rate is not None and not math.isfinite(rate):
-        raise click.BadParameter(f"{rate} is no number of tokens")
-    return rate
-
-
 @click.command()
 @socket_option
 @click.option("--json", "show", flag_value="json", help="Print one JSON object; null before the first lookup.")
@@ -48,8 +42,7 @@ def _finite(_context: click.Context, _parameter: click.Parameter, rate: float | 
 )
 @click.option(
     "--prefill-rate",
-    type=click.FloatRange(min=0, min_open=True),
-    callback=_finite,
+    type=Number(min=0, min_open=True),
     metavar="TOKENS",
     help="Tokens that one engine computes in a second: shows how many engines' prefill is saved.",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import click
 import msgspec
@@ -14,8 +15,24 @@ from pagetier.daemon.config.loader import with_changes
 from pagetier.daemon.config.schema import Config
 from pagetier.shm.protocol import Describe, Description
 
+_OF_DAEMON: Final = ("--check", "--config")
+_CHECK: Final = "`pagetierd --check --config FILE` checks a configuration"
 
-@click.command()
+
+class _ConfigCommand(click.Command):
+    """`pagetier config`, which users take for the command that checks a file."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the command line. The error for --check and a file says which command has them."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name not in _OF_DAEMON:
+                raise
+            raise click.UsageError(f"No such option '{error.option_name}': {_CHECK}", ctx) from error
+
+
+@click.command(cls=_ConfigCommand)
 @socket_option
 @click.option("--json", "show", flag_value="json", help="Print one JSON object instead of lines.")
 def config(socket: Path, show: str | None) -> None:

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option
+from pagetier.daemon.cli.number_types import WholeNumber
 from pagetier.daemon.cli.page_arguments import named_space
 from pagetier.daemon.common.namespaces import with_pages
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
@@ -51,7 +52,7 @@ class ListedNamespace(msgspec.Struct, frozen=True):
 @socket_option
 @click.argument("namespace", required=False)
 @click.option("--namespace", "named", metavar="TEXT", help="The same as NAMESPACE, as other commands take it.")
-@click.option("--most", type=click.IntRange(1, 10_000), default=20, show_default=True, help="The most lines.")
+@click.option("--most", metavar="N", type=WholeNumber(1, 10_000), default=20, show_default=True, help="The most lines.")
 @click.option("--json", "show", flag_value="json", help="Print a JSON list.")
 def ls(socket: Path, namespace: str | None, named: str | None, most: int, show: str | None) -> None:
     """List the namespaces, or the largest prefixes of one.

@@ -8,6 +8,7 @@ import click
 
 from pagetier.daemon.cli.confirmation import confirm
 from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option
+from pagetier.daemon.cli.number_types import WholeNumber
 from pagetier.daemon.host.peer_credentials import Rights
 from pagetier.daemon.stats.snapshot import Snapshot
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
@@ -20,7 +21,7 @@ _RISK = (
 
 
 @click.command()
-@click.argument("slot", type=click.IntRange(0))
+@click.argument("slot", type=WholeNumber(0))
 @socket_option
 @click.option("--yes", "sure", flag_value="yes", help="Do not ask for confirmation.")
 def reclaim(slot: int, socket: Path, sure: str | None) -> None:

@@ -39,6 +39,14 @@ def test_a_configuration_that_fits_has_no_warning(tmp_path: Path) -> None:
     assert warnings(given) == ""
 
 
+def test_a_folder_of_the_socket_that_the_start_creates_is_named(tmp_path: Path) -> None:
+    socket, where = f"socket: {tmp_path}/new/s", ", in a folder that the start creates"
+    config = load(None, {}, {"arena.size": "8MiB", "socket": f"{tmp_path}/new/s"})
+    assert socket + where in list(check_config(config, Host()))
+    (tmp_path / "new").mkdir()
+    assert socket in list(check_config(config, Host()))
+
+
 @pytest.mark.parametrize("folder", ["/proc/x", "/sys/x", "FILE/x"])
 def test_a_disk_folder_that_cannot_be_created_is_a_warning(folder: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()

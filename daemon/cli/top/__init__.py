@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from pagetier.daemon.cli.config import config_of
 from pagetier.daemon.cli.daemon_connection import Daemon, Refused, Unreachable, daemon_at, socket_option
+from pagetier.daemon.cli.number_types import Number
 from pagetier.daemon.cli.top.history import History, Moment
 from pagetier.daemon.config.loader import ConfigError
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
@@ -26,20 +26,16 @@ if TYPE_CHECKING:
     from pagetier.daemon.cli.top.key_reader import KeyReader
 
 
-class _Seconds(click.FloatRange):
-    """A number in a range that is not NaN, which a range check does not reject."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the number. A NaN is a usage error."""
-        seconds = super().convert(value, param, ctx)
-        if math.isnan(seconds):
-            self.fail(f"{value!r} is not a number of seconds", param, ctx)
-        return seconds
-
-
 @click.command()
 @socket_option
-@click.option("--interval", type=_Seconds(0.1, 60), default=1.0, show_default=True, help="Seconds between updates.")
+@click.option(
+    "--interval",
+    metavar="SECONDS",
+    type=Number(0.1, 60),
+    default=1.0,
+    show_default=True,
+    help="Time between updates.",
+)
 @click.option("--once", is_flag=True, help="Show it once and exit; the default without a terminal, or on a dumb one.")
 def top(socket: Path, interval: float, once: bool) -> None:  # noqa: FBT001  click calls it so
     """Watch the cache: tiers, hit rates, throughput, engines and evictions.
