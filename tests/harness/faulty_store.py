@@ -120,7 +120,10 @@ class FailsToOpen(DictStore):
 
 
 class HangingFolder(FolderObjectStore):
-    """A folder whose get() and sizes() hang while there is a file `hang` in it: for the worker's process."""
+    """A folder whose get() and sizes() hang while there is a file `hang` in it: for the worker's process.
+
+    From the first call that hangs there is a file `hangs`.
+    """
 
     def get(self, name: str, into: memoryview) -> int:
         self._hang()
@@ -131,6 +134,8 @@ class HangingFolder(FolderObjectStore):
         return super().sizes(names)
 
     def _hang(self) -> None:
+        if (self._folder / "hang").exists():
+            (self._folder / "hangs").touch()
         eventually(lambda: not (self._folder / "hang").exists(), math.inf)
 
 

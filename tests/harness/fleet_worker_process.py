@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from anonymous_segments import DAY_NS
-from eventually import Stopwatch
+from eventually import PATIENCE_S, Stopwatch
 from index_with_disk import Place, ints, key, u64
 from page_reservations import reserve
 from pagetier.shm._core import DISK_DEVICES, HISTORY_BYTES, Pins, ReserveOutcome, TierFlag
@@ -51,14 +51,14 @@ class FleetWorkerProcess:
     def send(self, command: Command) -> None:
         self._socket.sendall(pack(command))
 
-    def expect(self, kind: type[_R], seconds: float = 20.0) -> _R:
+    def expect(self, kind: type[_R], seconds: float = PATIENCE_S) -> _R:
         """Returns the next report of this kind; others before it are dropped."""
         watch = Stopwatch()
         while not isinstance(report := self.next(seconds - watch.seconds), kind):
             continue
         return report
 
-    def next(self, seconds: float = 20.0) -> Report:
+    def next(self, seconds: float = PATIENCE_S) -> Report:
         """Returns the next report."""
         watch = Stopwatch()
         while not self._reports:

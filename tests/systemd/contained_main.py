@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from eventually import PATIENCE_S
 from keyed_pages import found, prompt, store
 from pagetier.client import Client
 
@@ -14,7 +15,7 @@ from pagetier.client import Client
 def main(first: int, count: int) -> None:
     """Loads and compares the pages before `first`, which another process stored, then stores its own."""
     with Client(name="contained") as client:
-        report = {"attached": client.wait_attached(10), "pid": os.getpid(), "uid": os.geteuid()}
+        report = {"attached": client.wait_attached(PATIENCE_S), "pid": os.getpid(), "uid": os.geteuid()}
         report |= {"found": found(client, prompt(0, first)), "stored": store(client, prompt(0, first + count)).stored}
         shm = sorted(os.listdir("/dev/shm"))  # noqa: PTH208  the folder may be missing
         seen = [name.name for name in Path("/proc").iterdir() if name.name.isdecimal()]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from eventually import PATIENCE_S
+from eventually import PATIENCE_S, eventually
 from fleet_worker_process import SPACE, FleetWorkerProcess
 from index_with_disk import FRAME, key, u32
-from pagetier.tiers.worker.fleet_worker import QUESTIONS
+from pagetier.tiers.worker.fleet_worker import QUESTIONS, SILENT_S
 from pagetier.tiers.worker_protocol import (
     Complete,
     Find,
@@ -28,6 +29,7 @@ from pagetier.tiers.worker_protocol import (
 )
 
 NAMES = ("page0", "page1", "page2")
+TIMEOUT_S = 4.0
 
 
 @pytest.fixture
@@ -38,14 +40,42 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def options(folder: Path, request: pytest.FixtureRequest) -> FleetOptions:
-    """Options with the timeout that the test is parametrized with, or one that a busy machine does not exceed."""
-    url, timeout_s = f"python://faulty_store:hanging_folder?folder={folder}", getattr(request, "param", 20.0)
-    return FleetOptions(url=url, buffers=1 << 20, timeout_s=timeout_s)
+def options(folder: Path) -> FleetOptions:
+    """Options of a store that hangs when the test says so."""
+    return FleetOptions(url=url_of(folder, "faulty_store:hanging_folder"), buffers=1 << 20, timeout_s=PATIENCE_S)
+
+
+@pytest.fixture
+def timed_options(folder: Path) -> FleetOptions:
+    """The same options for a worker whose time passes when the test says so, by passes()."""
+    return FleetOptions(url=url_of(folder, "timed_store:timed_folder"), buffers=1 << 20, timeout_s=TIMEOUT_S)
+
+
+def url_of(folder: Path, store: str) -> str:
+    return f"python://{store}?folder={folder}"
+
+
+def passes(folder: Path, seconds: float) -> None:
+    """Lets the time of a worker pass until so many seconds after its start."""
+    (folder / "new").write_text(str(seconds))
+    (folder / "new").rename(folder / "time")
 
 
 @pytest.fixture
 def worker(options: FleetOptions) -> Iterator[FleetWorkerProcess]:
+    with running(options) as worker:
+        yield worker
+
+
+@pytest.fixture
+def timed_worker(timed_options: FleetOptions) -> Iterator[FleetWorkerProcess]:
+    with running(timed_options) as worker:
+        yield worker
+
+
+@contextmanager
+def running(options: FleetOptions) -> Iterator[FleetWorkerProcess]:
+    """Runs a worker until the end of the block."""
     worker = FleetWorkerProcess(options)
     try:
         worker.expect(FleetOpened)
@@ -115,13 +145,15 @@ def test_a_damaged_page_is_given_up_and_reported(worker: FleetWorkerProcess, fol
     assert not path.exists()
 
 
-@pytest.mark.parametrize("options", [4.0], indirect=True)
-def test_a_hung_store_fails_a_read_and_the_worker_answers(worker: FleetWorkerProcess, folder: Path) -> None:
+def test_a_hung_store_fails_a_read_and_the_worker_answers(timed_worker: FleetWorkerProcess, folder: Path) -> None:
+    worker = timed_worker
     spread(worker)
     (folder / "hang").touch()
     worker.read(2, *NAMES)
     worker.send(GetState())
     assert worker.expect(FleetReport).state.late == 0, "the worker answers before the read has failed"
+    assert eventually((folder / "hangs").exists)
+    passes(folder, TIMEOUT_S)
     read = worker.expect(HasRead)  # fails if this report came before the other one
     assert (read.read, read.damaged, read.reason) == (bytes(3), b"", "the store did not answer within 4 s")
     worker.send(GetState())
@@ -143,11 +175,17 @@ def test_more_questions_than_are_asked_at_once_wait_for_the_others(worker: Fleet
     assert not any(answer.reason for answer in answers)
 
 
-@pytest.mark.parametrize("options", [4.0], indirect=True)
-def test_a_silent_store_ends_the_worker(worker: FleetWorkerProcess, folder: Path) -> None:
+def test_a_silent_store_ends_the_worker(timed_worker: FleetWorkerProcess, folder: Path) -> None:
+    worker = timed_worker
     spread(worker)
     (folder / "hang").touch()
     worker.read(2, *NAMES)
+    assert eventually((folder / "hangs").exists)
+    passes(folder, SILENT_S)
+    assert worker.expect(HasRead).read == bytes(3)
+    worker.send(GetState())
+    assert worker.expect(FleetReport).state.late == 1, "it lives: the store is silent, but not too long"
+    passes(folder, SILENT_S + 1)
     failed = worker.expect(OpenFailed)
     assert failed.reason == "no call of the store has returned for 10 s: restarting its client"
     assert worker.child.wait(PATIENCE_S) == 4

@@ -61,7 +61,7 @@ class Honest:
         return eventually(lambda: self.served.rounds >= wanted, seconds)
 
     def __enter__(self) -> Self:
-        assert self.engine.client.wait_attached(20)
+        assert self.engine.client.wait_attached(_TIMEOUT_S)
         self._thread.start()
         return self
 

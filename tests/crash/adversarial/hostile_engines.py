@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core_records import lock_words
-from eventually import pace
+from eventually import PATIENCE_S, pace
 from pagetier.client import Client, Keys, Match
 from pagetier.client.adapters import Reservation
 from pagetier.shm._core import Observer
@@ -46,7 +46,7 @@ def prompts() -> Iterator[Keys]:
 def attached(path: Path) -> Client:
     """Returns an attached client."""
     client = Client(path, name="hostile", timeout=5.0)
-    assert client.wait_attached(20)
+    assert client.wait_attached(PATIENCE_S)
     return client
 
 
@@ -83,8 +83,8 @@ def gives_up(path: Path) -> None:
 
 def mapped_words(path: Path) -> tuple[npt.NDArray[np.void], int]:
     """Returns the lock words, by entry and writable, and the slot."""
-    link = Link(path, 20.0)
-    greeting = link.greet(Attach(BUILD, 13, "scribbler"), 20.0)
+    link = Link(path, PATIENCE_S)
+    greeting = link.greet(Attach(BUILD, 13, "scribbler"), PATIENCE_S)
     _KEPT.append(link)
     index, locks, arena = greeting.descriptors
     entries = Observer(index, locks).header().entries

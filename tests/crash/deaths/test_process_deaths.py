@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from child_process import attached
-from eventually import Second, eventually
+from eventually import PATIENCE_S, Second, eventually
 from keyed_pages import PAGE, assert_exact, found, page_of, prompt, store
 from pagetier.client import Client
 from pagetier.client.adapters import reserve_async
@@ -44,10 +44,11 @@ can_unshare = pytest.mark.skipif(
 HOLDER = """
 import os, sys, threading
 sys.path[:0] = sys.argv[2:]
+from eventually import PATIENCE_S
 from keyed_pages import PAGE, page_of, prompt, store
 from pagetier.client import Client
-client = Client(sys.argv[1], timeout=20.0)
-assert client.wait_attached(20)
+client = Client(sys.argv[1], timeout=PATIENCE_S)
+assert client.wait_attached(PATIENCE_S)
 mine = int(sys.stdin.readline())
 assert store(client, prompt(mine)).stored == 8
 match = client.match(prompt(mine))
@@ -84,7 +85,7 @@ def test_processes_with_equal_process_and_thread_ids_are_distinguished(daemon: R
         slots = [slot for slot in daemon.slots() if slot.pins == 8]
         assert len({slot.pid for slot in slots}) == 3, "the daemon distinguishes the engines"
         os.kill(children_of(engines[1].pid)[0], signal.SIGKILL)
-        engines[1].wait(10)
+        engines[1].wait(PATIENCE_S)
         second = Second(daemon)
         assert second.sees(lambda: sum(slot.pins for slot in daemon.slots()) == 16)
         assert second.sees(lambda: store(other, prompt(1001)).stored == 8), (
@@ -97,7 +98,7 @@ def test_processes_with_equal_process_and_thread_ids_are_distinguished(daemon: R
             assert said(engines[number], "") == "8"
             assert found(other, prompt(1000 + number)) == 8
         for number in (0, 2):
-            engines[number].communicate("\n", timeout=10)
+            engines[number].communicate("\n", timeout=PATIENCE_S)
 
 
 # --- exec ------------------------------------------------------------------------------------------------------------
@@ -167,7 +168,7 @@ def test_deaths_of_processes_of_an_earlier_daemon_are_noticed(daemon: RunningDae
             second = Second(daemon)
             assert second.sees(lambda pid=child.pid: pid not in {slot.pid for slot in daemon.slots()})  # type: ignore[misc]
         assert not any(slot.pins for slot in daemon.slots())
-        assert client.wait_attached(10) and eventually(lambda: store(client, prompt(1)).stored == 8)
+        assert client.wait_attached(PATIENCE_S) and eventually(lambda: store(client, prompt(1)).stored == 8)
 
 
 # --- ends of all kinds -----------------------------------------------------------------------------------------------
@@ -241,7 +242,7 @@ def test_a_stopped_process_keeps_its_slot_and_its_reserved_frames(daemon_dies: b
         if daemon_dies:
             daemon.kill()
             daemon.start()
-            assert other.wait_attached(10)
+            assert other.wait_attached(PATIENCE_S)
         newcomers = [stack.enter_context(daemon.client()) for _ in range(5)]
         assert eventually(lambda: daemon.header().doomed == 8 or daemon.header().dropped == 8)
         for newcomer in newcomers:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from child_process import ChildProcess, all_answers, attached
-from eventually import Second, eventually
+from eventually import PATIENCE_S, Second, eventually
 from keyed_pages import PAGE, assert_exact, found, pages_of, prompt, store
 from pagetier.client import Client
 from pagetier.client.adapters import Part, adopt
@@ -23,7 +23,6 @@ from running_daemon import RunningDaemon
 
 FRAMES = 64
 RANKS = 4
-LONG_S = 20.0
 
 
 def rank_life(rank: int) -> Callable[[Client, Connection], object]:
@@ -34,7 +33,7 @@ def rank_life(rank: int) -> Callable[[Client, Connection], object]:
         while True:
             keys = prompt(pipe.recv())
             shares = pages_of(keys, PAGE, part)
-            with client.reserve(keys, PAGE, part, LONG_S) as reservation:
+            with client.reserve(keys, PAGE, part, PATIENCE_S) as reservation:
                 pipe.send(len(reservation.granted))
                 for half in (reservation.granted[::2], reservation.granted[1::2]):
                     pipe.recv()
@@ -92,7 +91,7 @@ def store_part(client: Client, pipe: Connection) -> None:
     while (command := pipe.recv()) is not None:
         number, index, count = command
         part = Part(index, count)
-        pipe.send(store(client, prompt(number), part=part, timeout=LONG_S).stored)
+        pipe.send(store(client, prompt(number), part=part, timeout=PATIENCE_S).stored)
     client.close()
     pipe.send("detached")
 

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from eventually import PATIENCE_S
 from oracle.page_contents import content, wrong
 from pagetier.client import Client, Keys
 from running_daemon import namespace
@@ -21,7 +22,6 @@ from running_daemon import namespace
 PAGES: Final = 4
 PAGE: Final = 64 << 10
 PROMPTS: Final = 24
-_TIMEOUT_S: Final = 20.0
 _REST_S: Final = 0.005
 
 
@@ -45,7 +45,7 @@ class Served(msgspec.Struct):
 class SeededEngine:
     """An engine whose sequence of prompts follows from the seed."""
 
-    def __init__(self, socket: Path, seed: int, timeout: float = _TIMEOUT_S) -> None:
+    def __init__(self, socket: Path, seed: int, timeout: float = PATIENCE_S) -> None:
         self.served = Served()
         self.client = Client(socket, name=f"engine {seed}", timeout=timeout)
         self._chance = random.Random(seed)

@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from injection.injector import CALLS, Met, Site
 
 _OTHER_NAMES: Final = {
@@ -31,7 +31,6 @@ _OF_CALL: Final = {site.name.lower(): site for site in CALLS - {Site.PWRITE, Sit
 _UNKNOWN: Final = ("copy_file_range", "sendfile", "splice", "link", "linkat", "symlink", "io_uring_enter", "io_submit")
 """Other calls that change a file, which the tier does not use: one in a trace is a finding."""
 _LINE: Final = re.compile(r"^\d+ +(\w+)\((.*)")
-_ATTACHED_S: Final = 10.0
 
 
 @contextmanager
@@ -54,7 +53,7 @@ def strace(pids: Sequence[int], *words: str) -> Iterator[None]:
             yield
         finally:
             process.terminate()
-            process.communicate(timeout=_ATTACHED_S)
+            process.communicate(timeout=PATIENCE_S)
 
 
 @contextmanager

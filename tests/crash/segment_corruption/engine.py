@@ -10,12 +10,12 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from eventually import PATIENCE_S
 from oracle.page_contents import content, wrong
 from pagetier.client import Client, Keys
 from running_daemon import namespace
 
 SEED: Final = 8
-ATTACHED_S: Final = 20.0
 PAGES: Final = 6
 PROMPTS: Final = 28
 HALF: Final = 10  # the prompts of the first half were stored before the older image was taken
@@ -51,8 +51,8 @@ def store(client: Client, prompt: int) -> int:
 
 def fill(socket: Path, result: Path, begin: int, end: int) -> None:
     """Stores prompts, and dies with pins and with unwritten reservations."""
-    client = Client(socket, timeout=ATTACHED_S)
-    assert client.wait_attached(ATTACHED_S)
+    client = Client(socket, timeout=PATIENCE_S)
+    assert client.wait_attached(PATIENCE_S)
     for prompt in range(begin, end):
         store(client, prompt)
     held = [client.match(keys_of(end - 1)), client.match(keys_of(end - 2))]
@@ -64,8 +64,8 @@ def fill(socket: Path, result: Path, begin: int, end: int) -> None:
 def match_all(socket: Path, result: Path) -> None:
     """Writes a Seen as JSON: of all prompts page by page, and of some that were never stored."""
     seen = Seen()
-    client = Client(socket, timeout=ATTACHED_S)
-    seen.attached = client.wait_attached(ATTACHED_S)
+    client = Client(socket, timeout=PATIENCE_S)
+    seen.attached = client.wait_attached(PATIENCE_S)
     for prompt in (*range(PROMPTS), 1000, 1000 + HALF, 2000):
         for page in range(PAGES):
             _match_one(client, prompt, page, seen)

@@ -29,7 +29,6 @@ from simulator.engine import learn
 from simulator.scenes import Chain, SimulatedScene, chain_of
 
 _COUNTED: Final = ("evicted", "disk_written", "disk_read", "disk_evicted", "disk_lost")
-_ATTACH_S: Final = 10.0
 _DISK_S: Final = 5.0
 _FROM_DISK: Final = 300
 _FLEET_RESTS_S: Final = 15.0  # a page that was not complete is tried again after 8 s
@@ -67,7 +66,7 @@ class Auditor(msgspec.Struct, frozen=True, kw_only=True):
         pages = self._pages()
         self._for_each(_check_page, name, pages)
         with Client(self.socket) as client, Journal(self.journals / f"{name}-announced{SUFFIX}") as journal:
-            if not client.wait_attached(_ATTACH_S):
+            if not client.wait_attached(_PATIENCE_S):
                 raise RuntimeError("the auditor cannot attach to the daemon")
             for key, (tiers, found) in _wrongly_announced(client, pages).items():
                 journal.write(Reported.WRONG, key, note=f"a match says {found}, announced is {TierFlag(tiers)!r}")
@@ -92,7 +91,7 @@ class Auditor(msgspec.Struct, frozen=True, kw_only=True):
 
     def _for_each(self, check: Callable[[Witness, Keys], None], name: str, pages: Iterable[Chain]) -> None:
         with Client(self.socket) as client, Journal(self.journals / f"{name}{SUFFIX}") as journal:
-            if not client.wait_attached(_ATTACH_S):
+            if not client.wait_attached(_PATIENCE_S):
                 raise RuntimeError("the auditor cannot attach to the daemon")
             for page in pages:
                 check(Witness(client, journal, self.seed, page.page_bytes), page.keys)

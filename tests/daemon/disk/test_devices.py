@@ -59,12 +59,12 @@ def available(engine: Engine, numbers: range) -> int:
 
 
 def store_as_fast_as_written(daemon: TwoDevices, engine: Engine, numbers: range, turns: Turns) -> None:
-    """Stores pages, none faster than a device writes those before: a busy device would lose them from memory."""
+    """Stores pages, none faster than the device that answers writes those before: it would lose them from memory."""
     least = daemon.header().disk_pages - FRAMES // 2  # the others are still in memory
     for first in range(numbers.start, numbers.stop, 4):
         assert ReserveOutcome.REFUSED_FULL not in engine.store(range(first, first + 4))
         least += 4
-        eventually(partial(has_on_disk, daemon, least), 1.0)
+        assert eventually(partial(has_on_disk, daemon, least)), daemon.reported()
         turns.pass_by(1)
 
 

@@ -203,18 +203,25 @@ def test_a_store_that_hangs_while_it_is_read_does_not_prolong_a_prefetch(hosts: 
     assert second.daemon.header().open_entries == 4, "the pages are still being read"
 
 
+def is_open_again(host: Host, restarts: int) -> bool:
+    """Returns whether another worker is open. A worker that gets no core for long is replaced as well."""
+    return host.report.restarts > restarts and host.report.standing == "open"
+
+
 def test_a_worker_that_dies_or_stops_is_replaced(hosts: tuple[Host, Host]) -> None:
     first, second = hosts
     pages = pages_of(4)
     first.share("kept", pages)
+    restarts = second.report.restarts
     os.kill(second.worker, signal.SIGKILL)
     assert second.client.store(keys_of("without a worker", 4), pages).stored == 4
-    assert eventually(lambda: second.report.restarts == 1 and second.report.standing == "open")
+    assert eventually(lambda: is_open_again(second, restarts))
     assert eventually(lambda: second.report.written == 4), "what was stored without a worker is written"
+    restarts, late = second.report.restarts, second.report.late
     os.kill(second.worker, signal.SIGSTOP)
     assert second.loaded("kept", 4)[0] == 0
-    assert eventually(lambda: second.report.late == 1), second.report
-    assert eventually(lambda: second.report.restarts == 2 and second.report.standing == "open")
+    assert eventually(lambda: second.report.late > late), second.report
+    assert eventually(lambda: is_open_again(second, restarts))
     assert eventually(lambda: second.loaded("kept", 4)[0] == 4), "a new worker may be late"
     loaded, out = second.loaded("kept", 4)
     assert loaded == 4 and np.array_equal(out, pages)
