@@ -222,6 +222,7 @@ class NamespaceRecord(NamedTuple):
     bytes: int
     disk_pages: int
     disk_bytes: int
+    disk_stored: int
     listed: int
     used_ns: int
     page_tokens: int

@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pagetier.daemon.stats.frame_advice import compression_text
+from pagetier.daemon.stats.frame_advice import compression_text, stored_text
 from pagetier.daemon.stats.size_advice import AbsentTokens
 from pagetier.daemon.stats.snapshot import ClientStats, DiskWork, LookupStats, PageTier, Snapshot, TierQuota
 from pagetier.daemon.status.disk_report import DeviceReport, DiskReport, Standing
@@ -238,11 +238,13 @@ def _has_disk(snapshot: Snapshot) -> bool:
 
 
 def _namespaces(snapshot: Snapshot) -> Table:
-    on_disk = ["on disk"] if _has_disk(snapshot) else []
+    compressed = any(device.slot_bytes for device in snapshot.disk.devices)
+    on_disk = ["on disk", "compressed"][: _has_disk(snapshot) + compressed]
     table = _table("Namespace", "pages", "bytes", *on_disk, "tokens a page")
     for space in sorted(snapshot.namespaces, key=lambda space: -space.bytes):
-        disk_cell = [format_size(space.disk_bytes) if space.disk_pages else "-"] if on_disk else []
-        table.add_row(space.label, f"{space.pages:,}", format_size(space.bytes), *disk_cell, f"{space.page_tokens:,}")
+        raw = format_size(space.disk_bytes) if space.disk_pages else "-"
+        disk_cells = (raw, stored_text(space.disk_bytes, space.disk_stored))[: len(on_disk)]
+        table.add_row(space.label, f"{space.pages:,}", format_size(space.bytes), *disk_cells, f"{space.page_tokens:,}")
     return table
 
 

@@ -88,7 +88,7 @@ def _complete_sample() -> Sample:
         header=IndexHeader(*[0] * len(IndexHeader._fields)),
         counts=AttachmentCounts(*[0] * len(AttachmentCounts._fields)),
         attached=0,
-        spaces=[NamespaceRecord(0, b"", "", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)],
+        spaces=[NamespaceRecord(0, b"", "", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)],
         lookups=SampledLookups(0.0, 0.0, 0, 0, 0.0, 0.0, 0.0, (0.0,) * len(Absence)),
         advice=_advice(),
         deaths=0,

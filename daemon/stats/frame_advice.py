@@ -28,6 +28,11 @@ def compression_text(nbytes: int, stored_bytes: int) -> str:
     return f", {nbytes / stored_bytes:.2f} x compressed" if nbytes > stored_bytes > 0 else ""
 
 
+def stored_text(nbytes: int, stored_bytes: int) -> str:
+    """Returns what so many bytes of pages take on disk, and the ratio: "96 MiB, 1.38 x"; or "-" if they take none."""
+    return f"{format_size(stored_bytes)}, {nbytes / stored_bytes:.2f} x" if stored_bytes else "-"
+
+
 def frame_advice(pages: int, nbytes: int, used: int) -> str:
     """Returns a warning with the frame size that fits, if more than a quarter of the frames is not filled; or "".
 

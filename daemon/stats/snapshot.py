@@ -71,6 +71,7 @@ class NamespaceStats(msgspec.Struct, frozen=True, kw_only=True):
         digest: Hexadecimal.
         pages: Pages in memory.
         disk_pages: Pages on disk, including those that are in memory too.
+        disk_stored: Bytes that they take there: fewer than `disk_bytes` if they are compressed.
     """
 
     label: str
@@ -80,6 +81,7 @@ class NamespaceStats(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     disk_pages: int = 0
     disk_bytes: int = 0
+    disk_stored: int = 0
 
 
 class ClientStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -134,11 +134,11 @@ static PyObject *describe_space(const pt_view *v, uint32_t number)
     memcpy(name, s->name, sizeof s->name);
     PyObject *text = PyUnicode_DecodeUTF8(name, (Py_ssize_t)strlen(name), "replace");
     unsigned long long pages = s->pages, bytes = s->bytes, disk_pages = s->disk_pages, disk_bytes = s->disk_bytes;
-    unsigned long long listed = s->listed, used_ns = s->used_ns;
-    return text ? record_of(NamespaceRecord, Py_BuildValue("(Iy#NKKKKKKIIII)", number, (const char *)s->digest,
+    unsigned long long disk_stored = s->disk_stored, listed = s->listed, used_ns = s->used_ns;
+    return text ? record_of(NamespaceRecord, Py_BuildValue("(Iy#NKKKKKKKIIII)", number, (const char *)s->digest,
                                                            (Py_ssize_t)sizeof s->digest, text, pages, bytes, disk_pages,
-                                                           disk_bytes, listed, used_ns, s->page_tokens, s->window,
-                                                           (unsigned)s->group, (unsigned)s->tenant))
+                                                           disk_bytes, disk_stored, listed, used_ns, s->page_tokens,
+                                                           s->window, (unsigned)s->group, (unsigned)s->tenant))
                 : NULL;
 }
 

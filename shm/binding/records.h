@@ -28,8 +28,8 @@ static const char *const counts_fields[] = {COUNT_FIELDS(NAME) USE_FIELDS(NAME) 
 static const char *const attachment_fields[] = {"slot", "pid",  "uid",          "started", "token", "attached_ns",
                                                 "pins", "pinned_bytes", "name", "counts",  "kernel_id", "lock", NULL};
 static const char *const namespace_fields[] = {"number",     "digest", "name",    "pages",       "bytes",  "disk_pages",
-                                               "disk_bytes", "listed", "used_ns", "page_tokens", "window", "group",
-                                               "tenant",     NULL};
+                                               "disk_bytes", "disk_stored", "listed", "used_ns",
+                                               "page_tokens", "window", "group", "tenant", NULL};
 static const char *const reserved_fields[] = {"outcomes", "entries", "serials", NULL};
 static const char *const batch_answer_fields[] = {"pages", "granted", "granted_bytes", "full", "oversized", NULL};
 static const char *const seen_events_fields[] = {"result", "keys", "tiers", "came", "reasons", NULL};

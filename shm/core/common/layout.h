@@ -151,7 +151,8 @@ typedef struct {
     uint64_t disk_pages, disk_bytes; /* on disk, whether or not they are in memory too */
     uint64_t listed; /* length of the list of pages */
     uint64_t used_ns; /* CLOCK_MONOTONIC: a lower bound of its last use (idle_namespaces.h); 0: unknown */
-    uint64_t spare[4];
+    uint64_t disk_stored; /* bytes of the slots of its pages on disk; which an earlier build does not count */
+    uint64_t spare[3];
     uint32_t first;       /* entry */
     uint32_t page_tokens;
     uint32_t window; /* tokens, for a sliding window group; otherwise 0 */

@@ -65,7 +65,7 @@ static inline void pt_forget_derived(pt_owner *o)
         pt_space *s = &o->view.spaces[i];
         s->first = PT_NONE;
         s->tenant = 0;
-        s->pages = s->bytes = s->disk_pages = s->disk_bytes = s->listed = 0;
+        s->pages = s->bytes = s->disk_pages = s->disk_bytes = s->disk_stored = s->listed = 0;
         /* a damaged time in the future would keep the namespace forever */
         s->used_ns = s->used_ns < now ? s->used_ns : now;
     }

@@ -36,8 +36,7 @@ static inline void pt_put_on_disk(pt_owner *o, uint32_t entry, uint64_t tick)
     pt_enter_disk(&o->view, e);
     d->pages++;
     d->bytes += e->size;
-    pt_use_slots(o, d, d->used_slots + pt_slots_of(o, entry));
-    d->used_of[pt_tenant_of(o, entry)] += pt_slots_of(o, entry);
+    pt_use_slots(o, entry, pt_slots_of(o, entry));
     PT_POINT("ondisk.counted");
     o->kind->add(d->listed[pt_tenant_of(o, entry)], entry, tick);
     if (d->complete)
@@ -53,8 +52,7 @@ static inline void pt_take_off_disk(pt_owner *o, uint32_t entry)
     PT_POINT("offdisk.unlisted");
     d->pages--;
     d->bytes -= e->size;
-    pt_use_slots(o, d, d->used_slots - pt_slots_of(o, entry));
-    d->used_of[pt_tenant_of(o, entry)] -= pt_slots_of(o, entry);
+    pt_use_slots(o, entry, -(int64_t)pt_slots_of(o, entry));
     pt_leave_disk(&o->view, e);
     pt_left(o, entry, PT_TIER_DISK);
 }

@@ -26,11 +26,14 @@ static inline uint32_t pt_slots_of(const pt_owner *o, uint32_t entry)
     return pt_slots_taken(o, d, o->view.entries[entry].size, o->disk.taken ? o->disk.taken[entry] : 0);
 }
 
-/* Sets how many slots of a device are used. */
-static inline void pt_use_slots(pt_owner *o, pt_device *d, uint64_t slots)
+/* Counts the slots of a page on disk as used. `slots` is negative if the page leaves. */
+static inline void pt_use_slots(pt_owner *o, uint32_t entry, int64_t slots)
 {
     pt_header *h = o->view.header;
+    pt_device *d = &o->disk.devices[o->view.histories[entry].device % PT_DEVICES];
     h->disk_used_frames -= pt_frames_of_slots(h, d, d->used_slots);
-    d->used_slots = slots;
-    h->disk_used_frames += pt_frames_of_slots(h, d, slots);
+    d->used_slots += (uint64_t)slots;
+    h->disk_used_frames += pt_frames_of_slots(h, d, d->used_slots);
+    d->used_of[pt_tenant_of(o, entry)] += (uint64_t)slots;
+    o->view.spaces[o->view.entries[entry].space].disk_stored += (uint64_t)slots * pt_slot_bytes(h, d);
 }

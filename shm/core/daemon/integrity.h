@@ -68,7 +68,7 @@ static void pt_check_lists(pt_check *c)
 
 static void pt_check_spaces(pt_check *c)
 {
-    uint64_t pages = 0, disk_pages = 0;
+    uint64_t pages = 0, disk_pages = 0, stored = 0, slots = 0;
     for (uint32_t s = 0; s < c->v->header->spaces; s++) {
         pt_space *space = &c->v->spaces[s];
         if (!space->used)
@@ -79,11 +79,17 @@ static void pt_check_spaces(pt_check *c)
                        (unsigned long)space->listed);
         pages += space->pages;
         disk_pages += space->disk_pages;
+        stored += space->disk_stored;
     }
     if (pages != c->v->header->pages || disk_pages != c->v->header->disk_pages)
         pt_finding(c->found, "namespaces have %lu pages and %lu on disk, the header says %lu and %lu",
                    (unsigned long)pages, (unsigned long)disk_pages, (unsigned long)c->v->header->pages,
                    (unsigned long)c->v->header->disk_pages);
+    for (const pt_device *d = c->owner->disk.devices; d < c->owner->disk.devices + PT_DEVICES; d++)
+        slots += d->used_slots * pt_slot_bytes(c->v->header, d);
+    if (stored != slots)
+        pt_finding(c->found, "the pages of namespaces take %lu bytes on disk, those of the devices %lu",
+                   (unsigned long)stored, (unsigned long)slots);
 }
 
 static void pt_check_bucket(pt_check *c, pt_dict d, uint32_t at, uint32_t *displaced)

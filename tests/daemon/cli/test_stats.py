@@ -49,7 +49,7 @@ KEYS = {
     "eviction": {"policy", "state", "left_out", "switches"},
     "hints": {"pages", "applied", "absent", "without_effect", "wrong", "kept_bytes", "keeps_ended_early"},
     "huge_pages": {"index", "locks", "arena"},
-    "namespaces": {"label", "digest", "page_tokens", "pages", "bytes", "disk_pages", "disk_bytes"},
+    "namespaces": {"label", "digest", "page_tokens", "pages", "bytes", "disk_pages", "disk_bytes", "disk_stored"},
     "clients": {
         *("slot", "pid", "uid", "name", "age_seconds", "pins", "lookups", "hits", "misses", "unjudged"),
         *("loaded_pages", "loaded_bytes", "stored_pages", "stored_bytes", "lost_pages", "pinned_bytes", "bounded"),

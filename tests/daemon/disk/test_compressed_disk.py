@@ -73,6 +73,9 @@ def test_a_third_more_pages_fit_under_the_cap(tmp_path: Path) -> None:
         device = device_of(daemon)
         assert device.slot_bytes == FRAME // 4
         assert 1.3 * device.stored_bytes < device.bytes == header.disk_bytes
+        (space,) = daemon.snapshot().namespaces
+        assert (space.disk_bytes, space.disk_stored) == (device.bytes, device.stored_bytes)
+        assert re.search(r"compressed *tokens a page\n.*\n.* 1\.3\d x +16", daemon.pagetier("stats").output)
         assert effective_frames(header) > 1.3 * header.disk_frames, "pagetier advise counts what fits"
         assert re.search(r" of .*, 1\.3\d x compressed", daemon.pagetier("stats", "--short").output)
         assert found_exact(daemon, client, batches[-1]) == BATCH

@@ -32,6 +32,7 @@ DISK_CASE(a_page_reserves_all_slots_and_gives_back_what_it_does_not_need, 8, 8, 
     EXPECT(first(s)->used_slots == 3 && first(s)->ordered_slots == 4 && on_disk_frames(s) == 1);
     written_in(s, entries[2], 0);
     EXPECT(first(s)->used_slots == 7 && first(s)->ordered_slots == 0 && on_disk_frames(s) == 2);
+    EXPECT(s->owner.view.spaces[0].disk_stored == 7 * FRAME / 4);
 }
 
 DISK_CASE(a_report_of_more_slots_than_the_bytes_fill_counts_what_they_fill, 8, 8, 4, PT_WRITE_EVICTED)
