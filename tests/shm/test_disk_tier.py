@@ -242,7 +242,21 @@ def test_a_device_that_shrinks_drops_no_page_that_is_being_read(disk: Place) -> 
     (reading,) = disk.fetch("a")
     disk.owner.disk_shrink(8)
     assert disk.owner.disk_drops() == key("b"), "the slots of the other belong to it until its read has ended"
+    assert disk.owner.disk_device().slots == 1 and disk.sound(), "nothing is used beyond the room that is left"
     disk.fill(reading.entry, reading.serial, b"a" * FRAME)
     assert disk.match("a", "b") == (1, 1) and disk.load("a") == b"a" * FRAME
-    disk.owner.disk_shrink(0)
+    disk.owner.disk_shrink(8)
     assert disk.owner.disk_drops() == key("a") and disk.sound()
+
+
+def test_a_device_that_shrinks_while_pages_are_written_has_room_for_them(disk: Place) -> None:
+    disk.store("a"), disk.store("b")
+    rows = [disk.owner.start_writes(1, 1) for _ in "ab"]
+    disk.owner.disk_shrink(8)
+    usage = disk.owner.disk_device()
+    assert (usage.slots, usage.used_slots, usage.ordered_slots) == (2, 0, 2)
+    assert disk.sound(), "doctor finds no page without room"
+    disk.owner.end_writes(rows[0], bytes([WriteResult.DONE]))
+    disk.owner.end_writes(rows[1], bytes([WriteResult.AGAIN]))
+    disk.owner.disk_shrink(1)
+    assert disk.owner.disk_device()[1:4] == (1, 1, 0) and disk.sound()

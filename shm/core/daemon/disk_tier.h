@@ -116,16 +116,19 @@ static inline bool pt_disk_open(pt_owner *o, uint32_t device, uint64_t slots, en
     return true;
 }
 
-/* Reduces the capacity of a device by `slots`, because it has less room than it reported.
- * Evicts the pages that no longer fit. */
+/* Reduces the capacity of a device by `slots`, because it has less room than it reported. Evicts the pages that no
+ * longer fit. What cannot leave now, or is being written, keeps its slots: the worker has them, or refuses the write,
+ * and then the device shrinks again. */
 static inline void pt_disk_shrink(pt_owner *o, uint32_t device, uint64_t slots, uint64_t now)
 {
     pt_device *d = &o->disk.devices[device];
     d->slots -= slots < d->slots ? slots : d->slots;
-    pt_disk_measure(&o->disk, o->view.header);
     while (d->used_slots + d->ordered_slots > d->slots &&
            pt_disk_evict_one(o, d, (pt_need){PT_EVERYBODY, false}, now))
         ;
+    if (d->slots < d->used_slots + d->ordered_slots)
+        d->slots = d->used_slots + d->ordered_slots;
+    pt_disk_measure(&o->disk, o->view.header);
     PT_POINT("shrink.evicted");
     for (uint32_t entry = 0; entry < o->view.entry_count; entry++)
         pt_relist(o, entry, now); /* some pages may be too large for the disk now */

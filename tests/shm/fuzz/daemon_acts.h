@@ -175,14 +175,10 @@ static inline void daemon_drop_idle(place *p)
 /* Returns the device that acts now. It is not a choice: it would change the meaning of the corpora. */
 static inline uint32_t turn_of_device(const place *p) { return p->owner.last_reservation / 3 % DEVICES; }
 
-/* Shrinks a device. A page that is being read or written cannot be evicted at once: a
- * device without room for it closes. */
+/* Shrinks a device. A page that is being read or written cannot be evicted at once, and keeps its room. */
 static inline void disk_shrinks(place *p)
 {
-    const pt_device *d = &p->owner.disk.devices[turn_of_device(p)];
     pt_disk_shrink(&p->owner, turn_of_device(p), choose(&p->choices, 8), pt_now_ns());
-    if (d->used_slots + d->ordered_slots > d->slots)
-        pt_disk_close(&p->owner, turn_of_device(p), pt_now_ns());
 }
 
 static inline void disk_turns(place *p)
