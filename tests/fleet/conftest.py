@@ -1,4 +1,7 @@
-"""Servers for the tests of each store: one for all tests of a process, and objects under a prefix for each test."""
+"""Servers for the tests of each store: one for all tests of a process, and objects under a prefix for each test.
+
+No test leaves a client.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from unittest.mock import patch
 
 import pytest
 
+from client_threads import no_client_is_left
 from store_servers import ACCESS_KEY, SECRET_KEY, MooncakeServers, S3Server, mooncake_servers, s3_server
+
+__all__ = ["no_client_is_left"]
 
 _numbers = itertools.count()
 

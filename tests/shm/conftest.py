@@ -1,4 +1,4 @@
-"""Fixtures with segments for one test."""
+"""Fixtures with segments for one test, and a check that no test leaves a client."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from client_threads import no_client_is_left
 from index_with_disk import Place
 from numbered_pages import GEOMETRY
 from pagetier.shm._core import WriteRule
 from pagetier.shm.segments import SegmentRequest
 from session_world import SessionWorld, page
+
+__all__ = ["no_client_is_left"]
 
 
 @pytest.fixture

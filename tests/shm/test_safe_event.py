@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from interrupted_calls import Interrupt, each_interrupt
 from pagetier.shm.safe_event import SafeCondition, SafeEvent
 from virtual_clock import VirtualClock
@@ -29,10 +29,10 @@ def set_once_awaited(event: SafeEvent) -> Iterator[None]:
         assert eventually(lambda: event._changed.is_awaited)
         event.set()
 
-    setter = threading.Thread(target=set_it)
+    setter = threading.Thread(target=set_it, daemon=True)
     setter.start()
     yield
-    setter.join(20)
+    setter.join(PATIENCE_S)
     assert not setter.is_alive()
 
 
@@ -40,7 +40,7 @@ def test_it_is_waited_for_set_and_cleared() -> None:
     event = SafeEvent()
     assert not event.wait(0.01)
     with set_once_awaited(event):
-        assert event.wait(20)
+        assert event.wait(PATIENCE_S)
     assert event.is_set()
     event.clear()
     assert not event.is_set()
@@ -55,12 +55,12 @@ def test_a_wait_may_have_no_end(seconds: float) -> None:
 
 def test_all_waiting_threads_are_woken() -> None:
     event = SafeEvent()
-    threads = [threading.Thread(target=event.wait) for _ in range(8)]
+    threads = [threading.Thread(target=event.wait, daemon=True) for _ in range(8)]
     for thread in threads:
         thread.start()
     event.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
 
@@ -85,7 +85,7 @@ def test_an_interrupt_anywhere_in_a_wait_leaves_no_lock() -> None:
         signal.signal(signal.SIGALRM, before)
     setter = threading.Thread(target=event.set, daemon=True)
     setter.start()
-    setter.join(20)
+    setter.join(PATIENCE_S)
     assert event.is_set()
     assert event.wait(0)
 
@@ -155,10 +155,10 @@ def test_after_two_interrupts_of_a_wait_its_caller_has_the_lock() -> None:
 def test_a_second_interrupt_leaves_no_lock(call: Callable[[SafeEvent], object], again: int) -> None:
     event = SafeEvent()
     for place in each_interrupt(lambda: call(event), again):
-        setter = threading.Thread(target=event.set)
+        setter = threading.Thread(target=event.set, daemon=True)
         setter.start()
-        setter.join(20)
-        assert event.wait(20) and not event._changed.is_awaited, place
+        setter.join(PATIENCE_S)
+        assert event.wait(PATIENCE_S) and not event._changed.is_awaited, place
         event.clear()
 
 
@@ -184,7 +184,7 @@ def test_after_two_interrupts_all_waiting_threads_are_woken(interrupts: int) -> 
     assert eventually(lambda: event._changed.is_awaited)
     event._set = True
     ring_interrupted(event._changed, interrupts)
-    waiting.join(20)
+    waiting.join(PATIENCE_S)
     assert not waiting.is_alive()
 
 
@@ -200,8 +200,8 @@ def test_an_interrupt_at_any_place_leaves_no_lock(call: Callable[[SafeEvent], ob
     """The lock must be free, and other threads must be woken, whatever step of a call was the last one."""
     event = SafeEvent()
     for place in each_interrupt(lambda: call(event)):
-        setter = threading.Thread(target=event.set)
+        setter = threading.Thread(target=event.set, daemon=True)
         setter.start()
-        setter.join(20)
-        assert event.wait(20) and not event._changed.is_awaited, place
+        setter.join(PATIENCE_S)
+        assert event.wait(PATIENCE_S) and not event._changed.is_awaited, place
         event.clear()

@@ -1,4 +1,4 @@
-"""Folders for tiers."""
+"""Folders for tiers, and a check that no test leaves a client."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from client_threads import no_client_is_left
 from files_store import opened
 from pagetier.tiers.capacity import StoreName
 from pagetier.tiers.disk.store import DiskStore
 from pagetier.tiers.frame_files import FilesStore
 from small_file_systems import small_file_system
 from store_pages import MEMORY, Default, small_tier
+
+__all__ = ["no_client_is_left"]
 
 
 @pytest.fixture(params=[("lmdb", "off"), ("files", "off"), ("files", "on")], ids=["lmdb", "files", "compressed"])

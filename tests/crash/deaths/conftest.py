@@ -1,4 +1,4 @@
-"""The daemon that processes die beside."""
+"""The daemon that processes die beside, and a check that no test leaves a client."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from client_threads import no_client_is_left
 from keyed_pages import PAGE
 from running_daemon import RunningDaemon
+
+__all__ = ["no_client_is_left"]
 
 
 @pytest.fixture
