@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -100,8 +101,9 @@ def _bind(address: Address) -> int:
 
 
 def in_new_folder(path: Path) -> str:
-    """Returns ", in a folder that the start creates" if there is none yet, since a path may be misspelt; else ""."""
-    return "" if os.path.isdir(path.parent) else ", in a folder that the start creates"  # noqa: PTH112  never raises
+    """Returns what to say of a socket whose folder does not exist, since its path may be misspelt; else ""."""
+    there = os.path.isdir(path.parent)  # noqa: PTH112  never raises
+    return "" if there else ", whose folder does not exist yet: the start creates it"
 
 
 def access_warnings(config: Config) -> Iterator[str]:
@@ -113,10 +115,18 @@ def access_warnings(config: Config) -> Iterator[str]:
 
 
 def _as_created(path: Path, access: AccessOptions) -> os.stat_result:
-    """Returns the status that the socket would have. Its group is that of the present one, or this process's."""
-    try:
-        present = path.lstat().st_gid
-    except OSError:
-        present = os.getegid()
-    group = next(iter(access.socket_group), present)
+    """Returns the status that the socket would have."""
+    group = next(iter(access.socket_group), None)
+    group = _expected_group(path, access) if group is None else group
     return os.stat_result((stat.S_IFSOCK | access.socket_mode, 0, 0, 1, 0, group, 0, 0, 0, 0))
+
+
+def _expected_group(path: Path, access: AccessOptions) -> int:
+    """Returns the group of the present socket, or of the daemon.
+
+    Root checks the configuration of a service, too, whose group is usually the one that may attach.
+    """
+    with suppress(OSError):
+        return path.lstat().st_gid
+    named = access.groups + access.watch_groups
+    return named[0].first if named and os.geteuid() == 0 else os.getegid()

@@ -40,7 +40,7 @@ def test_a_configuration_that_fits_has_no_warning(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_the_socket_that_the_start_creates_is_named(tmp_path: Path) -> None:
-    socket, where = f"socket: {tmp_path}/new/s", ", in a folder that the start creates"
+    socket, where = f"socket: {tmp_path}/new/s", ", whose folder does not exist yet: the start creates it"
     config = load(None, {}, {"arena.size": "8MiB", "socket": f"{tmp_path}/new/s"})
     assert socket + where in list(check_config(config, Host()))
     (tmp_path / "new").mkdir()
@@ -258,6 +258,16 @@ def test_a_file_in_place_of_a_socket_fails_as_at_the_start(tmp_path: Path, given
 def test_a_socket_mode_that_keeps_out_configured_users_is_a_warning(mode: str, *, expected: bool) -> None:
     found = warnings({"access.users": "65534", "access.socket_mode": mode})
     assert ("the socket's mode 0660 keeps out users that access.users" in found) is expected
+
+
+@as_root
+def test_a_group_that_roots_check_finds_may_be_that_of_a_service(tmp_path: Path) -> None:
+    at = {"socket": f"{tmp_path}/s"}
+    assert warnings({**at, "access.groups": "4711"}) == ""
+    assert "keeps out" in warnings({**at, "access.groups": "4711,4713"})
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(at["socket"])
+    assert "keeps out" in warnings({**at, "access.groups": "4711"}), "the socket has root's group"
 
 
 # --- folders of the disk tier -----------------------------------------------------------------------------------------
