@@ -10,16 +10,22 @@ from pagetier.daemon.config.loader import ConfigError
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.config.token import read_token
 from pagetier.daemon.host.host import Host
+from pagetier.shm.segments import Leftovers
 from pagetier.shm.units import format_size, spell_size
 
 if TYPE_CHECKING:
     from pagetier.daemon.segments_check import FoundIndex
 
 
-def check_config(config: Config, host: Host) -> Iterator[str]:
+def check_config(config: Config, host: Host, leftovers: Leftovers = Leftovers.ADOPT) -> Iterator[str]:
     """Yields lines for people. What a start would overcome on this host, such as a disk that is absent, is a warning.
 
     What the running daemon of this name has counts as free: the check may stand before its restart or reload.
+
+    Args:
+        config: The configuration.
+        host: This host.
+        leftovers: What the start would do with the pages that an earlier daemon has left.
 
     Raises:
         ConfigError: The token cannot be read; or the fleet needs something that is missing or wrong here: without it,
@@ -28,6 +34,9 @@ def check_config(config: Config, host: Host) -> Iterator[str]:
         SocketError: A socket cannot be opened.
         ShmError: The arena does not fit, or segments belong to another user.
         UnfitError: An earlier daemon has left pages that a start would refuse.
+
+    Yields:
+        The lines.
     """
     from pagetier.daemon.disk_check import disk_warnings  # a start does not pay for them
     from pagetier.daemon.segments_check import find_index
@@ -35,7 +44,7 @@ def check_config(config: Config, host: Host) -> Iterator[str]:
 
     found = find_index(config.name)
     daemon = found.daemon if found is not None else None
-    remarks = _check_start(config, host, found)
+    remarks = _check_start(config, host, found, leftovers)
     yield "the configuration is valid"
     arena, disk = config.arena, config.disk
     yield f"memory: {format_size(arena.whole_size)} in {arena.frames:,} frames of {spell_size(arena.frame_size)}"
@@ -58,13 +67,13 @@ def check_config(config: Config, host: Host) -> Iterator[str]:
     yield from remarks
 
 
-def _check_start(config: Config, host: Host, found: FoundIndex | None) -> list[str]:
+def _check_start(config: Config, host: Host, found: FoundIndex | None, leftovers: Leftovers) -> list[str]:
     """Raises what a start would raise on this host, in its order. Returns remarks about the segments."""
     from pagetier.daemon.segments_check import check_segments
     from pagetier.daemon.sockets_check import check_control_socket, check_http_sockets
 
     daemon = found.daemon if found is not None else None
-    remarks = list(check_segments(config, host, found))
+    remarks = list(check_segments(config, host, found, leftovers))
     check_control_socket(config, daemon)
     if _serves_http(config):
         read_token(config.http.token_file)

@@ -152,7 +152,7 @@ def main(
             return
         settings = reader.read()
         if action is Action.CHECK:
-            click.echo("\n".join(check_config(settings, Host())))
+            click.echo("\n".join(check_config(settings, Host(), leftovers)))
         else:
             log_to_stderr(settings.log.level)
             context = RunContext(Notifier(os.environ), reader.read, keep_while, lambda: reader.sources)

@@ -29,7 +29,7 @@ from pagetier.shm.segment_files import (
     survey,
     user_name,
 )
-from pagetier.shm.segments import UnfitError
+from pagetier.shm.segments import Leftovers, UnfitError
 from pagetier.shm.units import spell_size
 
 _FOLDER: Final = Path("/dev/shm")
@@ -101,7 +101,9 @@ def _daemon(index: int, reader: Observer | None) -> FoundDaemon:
     return FoundDaemon(holder_of(os.fstat(index)), folders)
 
 
-def check_segments(config: Config, host: Host, found: FoundIndex | None) -> Iterator[str]:
+def check_segments(
+    config: Config, host: Host, found: FoundIndex | None, leftovers: Leftovers = Leftovers.ADOPT
+) -> Iterator[str]:
     """Yields remarks for people, after all checks.
 
     Raises:
@@ -109,7 +111,7 @@ def check_segments(config: Config, host: Host, found: FoundIndex | None) -> Iter
         ShmError: The arena does not fit.
     """
     refusal = _refusal(config, found) if found is not None else ""
-    if refusal and found is not None and found.daemon is None:
+    if refusal and leftovers is Leftovers.ADOPT and found is not None and found.daemon is None:
         raise UnfitError(f"segments {config.name!r} {refusal}{_way_to_keep(config, found)}")
     reader = found.reader if found is not None else None
     if reader is None or not serves(Geometry.of(reader.header()), config):

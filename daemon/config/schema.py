@@ -211,8 +211,8 @@ class Config(Section, frozen=True, kw_only=True):
     """The configuration of the daemon. Sizes are in bytes, durations in seconds, users and groups are IDs."""
 
     name: Annotated[str, name_setting("Name of the shared memory segments, different for each daemon.")] = "pagetier"
-    socket: Annotated[Path, socket_setting("Path of the control socket.")] = msgspec.field(
-        default_factory=default_socket
+    socket: Annotated[Path, socket_setting("Path of the control socket. Its folder is created if needed.")] = (
+        msgspec.field(default_factory=default_socket)
     )
     quota: Annotated[
         tuple[TenantQuota, ...],

@@ -168,6 +168,7 @@ def test_pages_left_in_another_arena_fail_as_at_the_start(
     assert (checked.code, started.code) == (Exit.UNFIT, Exit.UNFIT), checked.text + started.text
     found = f"segments {left.name!r} contain pages and have {have}; the configuration asks for {wanted}"
     assert checked.reported == f"{found}; --fresh discards what is in them"
+    assert pagetierd(*arguments(left, *other), "--fresh", "--check").code == Exit.OK
     with_disk = sets(f"disk.path={left.folder.name}/disk", "disk.size=64MiB")
     advised = pagetierd(*arguments(left, *other), *with_disk, "--check").reported
     assert f"start once with {have} and stop, which writes unwritten pages to disk" in advised
