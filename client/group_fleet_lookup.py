@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -16,7 +17,8 @@ from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import grain_of
 from pagetier.client.keys import Keys, require_keys
 from pagetier.client.pending_request import PendingRequest
-from pagetier.shm._core import KEY_BYTES, Session
+from pagetier.shm._core import Session, located_pages, pages_to_find
+from pagetier.shm.page_rows import PAGE_KEYS
 from pagetier.shm.protocol import Located, Space
 
 _MOST_PAGES: Final = 4096
@@ -159,10 +161,11 @@ class GroupLocation:
 
     def _hit(self, tokens: int, fleet_bytes: int, sizes: npt.NDArray[np.int64]) -> LocatedHit:
         question, keys = self._question, self.match.missing(tokens)
-        numbers = [question.pages.get(keys[at : at + KEY_BYTES], -1) for at in range(0, len(keys), KEY_BYTES)]
-        located = np.array([sizes[number] if number >= 0 else 0 for number in numbers], "<u8")
-        spaces = np.array([question.spaces[number] if number >= 0 else 0 for number in numbers], "<u4")
-        return LocatedHit(tokens, fleet_bytes, keys, FleetPages(located, spaces, question.table))
+        numbers = [question.pages.get(key, -1) for key in PAGE_KEYS.split(keys)]
+        located = array("Q", [sizes[number] if number >= 0 else 0 for number in numbers])
+        spaces = array("I", [question.spaces[number] if number >= 0 else 0 for number in numbers])
+        pages = located_pages(keys, located, spaces)
+        return LocatedHit(tokens, fleet_bytes, keys, FleetPages(pages, question.table))
 
     def __repr__(self) -> str:
         state = "answered" if self.ready else "requested"
@@ -187,13 +190,11 @@ def request_group_location(attachment: Attachment, match: GroupMatch, timeout: f
     """
     session = attachment.session
     if session is None or not session.asks_fleet:
-        nothing = request_pages(attachment, b"", b"", (), timeout)
+        nothing = request_pages(attachment, b"", (), timeout)
         return GroupLocation(nothing, match, _GroupQuestion({}, [], (), (), 0), session)
     question = _question_of(match)
-    spaces = np.array(question.spaces, "<u4").tobytes()
-    return GroupLocation(
-        request_pages(attachment, question.keys, spaces, question.table, timeout), match, question, session
-    )
+    pages = pages_to_find(question.keys, array("I", question.spaces))
+    return GroupLocation(request_pages(attachment, pages, question.table, timeout), match, question, session)
 
 
 def pages_to_read(pages: Keys | GroupMatch | LocatedHit) -> tuple[bytes, FleetPages | None]:

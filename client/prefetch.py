@@ -10,7 +10,7 @@ from pagetier.client.fleet_lookup import FleetPages
 from pagetier.client.pending_request import PendingRequest
 from pagetier.shm import clock
 from pagetier.shm._core import KEY_BYTES
-from pagetier.shm.protocol import Answer, Fetch, Fetched, FetchOutcome
+from pagetier.shm.protocol import Answer, Fetch, Fetched, FetchLocated, FetchOutcome
 
 RESPONSE_S: Final = 0.1
 """Seconds within which a healthy daemon answers, beyond the time that the disk was given."""
@@ -70,16 +70,15 @@ def prefetch_request(
         attachment: The attachment of this process.
         keys: The keys, 32 bytes each. Without keys no request is sent.
         disk_timeout: Seconds that the disk and the fleet may take.
-        fleet: The pages that were located in the fleet.
+        fleet: These pages as they were located in the fleet.
     """
     linked = attachment.linked if keys else None
     pages, due = len(keys) // KEY_BYTES, clock.now() + disk_timeout + RESPONSE_S
 
-    def request(number: int) -> Fetch:
+    def request(number: int) -> Fetch | FetchLocated:
         if fleet is None:
             return Fetch(number, keys, disk_timeout)
-        sizes, spaces = fleet.sizes.tobytes(), fleet.spaces.tobytes()
-        return Fetch(number, keys, disk_timeout, sizes, spaces, fleet.table)
+        return FetchLocated(number, fleet.pages, disk_timeout, fleet.table)
 
     def accept(answer: Answer) -> int | None:
         return _in_memory(answer.outcomes[:pages]) if isinstance(answer, Fetched) else None

@@ -410,6 +410,8 @@ HISTORY_LAYOUT: StructLayout  # pt_history (core/common/layout.h), without its b
 DISK_HISTORY_LAYOUT: StructLayout  # pt_disk_history (core/daemon/cadence/disk_history.h)
 LISTED_LAYOUT: StructLayout  # pt_listed (core/client/locate.h)
 PAGE_REQUEST_LAYOUT: StructLayout  # pt_page_request (core/daemon/requests.h)
+PAGE_TO_FIND_LAYOUT: StructLayout  # pt_page_to_find (binding/page_rows.h)
+LOCATED_PAGE_LAYOUT: StructLayout  # pt_located_page (binding/page_rows.h)
 PAGE_ANSWER_LAYOUT: StructLayout  # pt_answer (core/daemon/requests.h)
 PAGE_TO_WRITE_LAYOUT: StructLayout  # pt_page_to_write (binding/page_rows.h), without its last field
 PAGE_TO_READ_LAYOUT: StructLayout  # pt_page_to_read (binding/page_rows.h), without its last field
@@ -455,6 +457,24 @@ def pack_reserved(number: int, pages: Array, reason: str, /) -> _Bytes:
 
 def read_reserved(body: Array, /) -> tuple[int, _Bytes, str] | None:
     """Returns what pack_reserved() was given; None if the body of a message is no response to a reservation."""
+
+def pages_to_find(keys: Array, spaces: Array, /) -> _Bytes:
+    """Returns rows of PAGE_TO_FIND_LAYOUT with these keys (KEY_BYTES each) and namespaces (u32)."""
+
+def located_pages(keys: Array, sizes: Array, spaces: Array, /) -> _Bytes:
+    """Returns rows of LOCATED_PAGE_LAYOUT with these keys (KEY_BYTES each), sizes (u64) and namespaces (u32)."""
+
+def located_columns(pages: Array, /) -> tuple[_Bytes, _Bytes]:
+    """Returns the keys (KEY_BYTES each) and the sizes (u64) of rows of LOCATED_PAGE_LAYOUT."""
+
+def spaces_below(pages: Array, limit: int, /) -> bool:
+    """Returns whether the namespace of each row of PAGE_TO_FIND_LAYOUT is below the limit."""
+
+def page_names(pages: Array, prefixes: list[str], /) -> list[str]:
+    """Returns for each row of PAGE_TO_FIND_LAYOUT the prefix of its namespace and its key in hexadecimal digits.
+
+    Raises IndexError for a namespace without a prefix.
+    """
 
 def answer_columns(pages: Array, /) -> ReservedPages:
     """Returns the fields of rows of PAGE_ANSWER_LAYOUT, each as an array."""
@@ -1107,30 +1127,41 @@ class Owner:
             results: A WriteResult (u8) each.
             slots: The slots (u32) that each takes; 0, and if they are left out: as many as its bytes fill.
         """
-    def fetch(
-        self,
-        slots: Array,
-        ttl_ns: int,
-        keys: Array,
-        most_frames: Array,
-        fleet_slot: int = ...,
-        fleet_frames: int = ...,
-        sizes: Array = ...,
-        spaces: Array = ...,
-        /,
-    ) -> bytes:
-        """Grants frames for pages on disk to the worker of their device, and for pages in the fleet to the fleet's.
+    def fetch(self, slots: Array, ttl_ns: int, keys: Array, most_frames: Array, /) -> bytes:
+        """Grants frames for pages on disk to the worker of their device.
 
         Args:
             slots: The slot of each device's worker (u32).
             ttl_ns: The grants expire after this time.
             keys: KEY_BYTES each.
             most_frames: For each device (u64): pages that would exceed this number of frames are rejected.
+
+        Returns:
+            Rows of PAGE_TO_READ_LAYOUT.
+        """
+    def fetch_located(
+        self,
+        slots: Array,
+        ttl_ns: int,
+        pages: Array,
+        most_frames: Array,
+        fleet_slot: int,
+        fleet_frames: int,
+        spaces: Array,
+        /,
+    ) -> bytes:
+        """Grants frames as fetch() does, and for pages in the fleet to the fleet's worker.
+
+        Args:
+            slots: As for fetch().
+            ttl_ns: As for fetch().
+            pages: Rows of LOCATED_PAGE_LAYOUT. Those with a size, that no tier of this host has, are granted to the
+                fleet's worker as by a store.
+            most_frames: As for fetch().
             fleet_slot: The slot of the fleet's worker.
             fleet_frames: Pages of the fleet that would exceed this number of frames are rejected.
-            sizes: The size of each page in the fleet (u64), 0 if it is not there. They count for pages that no tier
-                of this host has, and are granted as by a store.
-            spaces: The namespace of each page (u32), as space() returns it. Without it there is no fleet.
+            spaces: The number (u32), as space() returns it, of each namespace of the rows. A page of another one
+                counts as not located.
 
         Returns:
             Rows of PAGE_TO_READ_LAYOUT.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import TypeAlias
 
 import msgspec
 
@@ -28,13 +29,11 @@ class Locate(Message, frozen=True):
     """Asks which pages the fleet has.
 
     Attributes:
-        keys: KEY_BYTES per page.
-        spaces: The namespace of each page, u32 indices into `table`.
+        pages: Rows of PAGES_TO_FIND (page_rows.py), whose namespaces are in `table`.
     """
 
     number: int
-    keys: bytes
-    spaces: bytes
+    pages: bytes
     table: tuple[Space, ...]
 
 
@@ -52,25 +51,34 @@ class Located(Message, frozen=True):
 
 
 class Fetch(Message, frozen=True):
-    """Requests pages of a chain from disk, and from the fleet, in order from the head.
+    """Requests pages of a chain from disk, in order from the head.
 
     Attributes:
         keys: KEY_BYTES per page.
         timeout: Seconds.
-        sizes: Located.sizes for these pages; b"" if the fleet was not asked.
-        spaces: The namespace of each page, u32 indices into `table`; as long as `sizes` has pages.
     """
 
     number: int
     keys: bytes
     timeout: float
-    sizes: bytes = b""
-    spaces: bytes = b""
-    table: tuple[Space, ...] = ()
+
+
+class FetchLocated(Message, frozen=True):
+    """Requests pages of a chain as Fetch does, from disk and from the fleet.
+
+    Attributes:
+        pages: Rows of LOCATED_PAGES, with their sizes from Located, whose namespaces are in `table`.
+        timeout: Seconds.
+    """
+
+    number: int
+    pages: bytes
+    timeout: float
+    table: tuple[Space, ...]
 
 
 class FetchOutcome(IntEnum):
-    """The outcome of a page of Fetch. PENDING: it is still being read; NO_ROOM: there is no memory for it."""
+    """What became of a page of a fetch. PENDING: it is still being read; NO_ROOM: there is no memory for it."""
 
     IN_MEMORY = 0
     PENDING = 1
@@ -79,8 +87,12 @@ class FetchOutcome(IntEnum):
 
 
 class Fetched(Message, frozen=True):
-    """Answers Fetch with a FetchOutcome (u8) per page, when none is being read any more or at the timeout."""
+    """Answers a fetch with a FetchOutcome (u8) per page, when none is being read any more or at the timeout."""
 
     number: int
     outcomes: bytes
     reason: str = ""
+
+
+Search: TypeAlias = Fetch | FetchLocated | Locate
+"""A request for pages that are not in memory."""

@@ -11,8 +11,11 @@ from collections.abc import Iterable, Iterator
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from pagetier.shm._core import (
+    KEY_BYTES,
+    LOCATED_PAGE_LAYOUT,
     PAGE_ANSWER_LAYOUT,
     PAGE_REQUEST_LAYOUT,
+    PAGE_TO_FIND_LAYOUT,
     PAGE_TO_READ_LAYOUT,
     PAGE_TO_WRITE_LAYOUT,
     STORED_PAGE_LAYOUT,
@@ -35,6 +38,27 @@ class PageAnswer(NamedTuple):
     outcome: int
     entry: int
     serial: int
+
+
+class PageToFind(NamedTuple):
+    """A page that may be in the fleet. `space` is the position of its namespace in the message's table."""
+
+    key: bytes
+    space: int
+
+
+class LocatedPage(NamedTuple):
+    """A page that is to be read from disk, or from the fleet.
+
+    Attributes:
+        key: Its key.
+        size: Its bytes in the fleet, 0 if it is not there.
+        space: The position of its namespace in the message's table.
+    """
+
+    key: bytes
+    size: int
+    space: int
 
 
 class PageToWrite(NamedTuple):
@@ -98,7 +122,7 @@ class StoredPage(NamedTuple):
     slots: int = 0
 
 
-_Row = TypeVar("_Row", PageRequest, PageAnswer, PageToWrite, PageToRead, StoredPage)
+_Row = TypeVar("_Row", PageRequest, PageAnswer, PageToFind, LocatedPage, PageToWrite, PageToRead, StoredPage)
 
 
 class RowType(Generic[_Row]):
@@ -137,8 +161,44 @@ class RowType(Generic[_Row]):
         return not len(packed) % self._struct.size
 
 
+class ColumnType:
+    """Reads the values of one field of a list of pages, which all have the same width."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._struct = struct.Struct(f"{width}s")
+
+    def count(self, column: bytes) -> int:
+        """Returns the number of whole values."""
+        return len(column) // self._width
+
+    def is_whole(self, column: bytes) -> bool:
+        """Returns whether the bytes are a whole number of values."""
+        return not len(column) % self._width
+
+    def split(self, column: bytes) -> list[bytes]:
+        """Returns all values."""
+        return [value for (value,) in self._struct.iter_unpack(column)]
+
+    def part(self, column: bytes, begin: int, end: int) -> bytes:
+        """Returns the values from number `begin` on and before `end`."""
+        return column[begin * self._width : end * self._width]
+
+    def batches(self, column: bytes, most: int) -> Iterator[bytes]:
+        """Yields all values in parts of at most `most`."""
+        return (column[at : at + most * self._width] for at in range(0, len(column), most * self._width))
+
+    def zeros(self, count: int) -> bytes:
+        """Returns a column of zeros."""
+        return bytes(count * self._width)
+
+
+PAGE_KEYS: Final = ColumnType(KEY_BYTES)
+PAGE_SIZES: Final = ColumnType(8)
 PAGE_REQUESTS: Final = RowType(PAGE_REQUEST_LAYOUT, PageRequest)
 PAGE_ANSWERS: Final = RowType(PAGE_ANSWER_LAYOUT, PageAnswer)
+PAGES_TO_FIND: Final = RowType(PAGE_TO_FIND_LAYOUT, PageToFind)
+LOCATED_PAGES: Final = RowType(LOCATED_PAGE_LAYOUT, LocatedPage)
 PAGES_TO_WRITE: Final = RowType(PAGE_TO_WRITE_LAYOUT, PageToWrite)
 PAGES_TO_READ: Final = RowType(PAGE_TO_READ_LAYOUT, PageToRead)
 STORED_PAGES: Final = RowType(STORED_PAGE_LAYOUT, StoredPage)

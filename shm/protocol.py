@@ -13,11 +13,21 @@ import msgspec
 
 from pagetier.shm._core import FORMAT
 from pagetier.shm.errors import PagetierError
-from pagetier.shm.page_messages import Fetch, Fetched, FetchOutcome, Locate, Located, Message, Space
+from pagetier.shm.page_messages import (
+    Fetch,
+    Fetched,
+    FetchLocated,
+    FetchOutcome,
+    Locate,
+    Located,
+    Message,
+    Search,
+    Space,
+)
 
-__all__ = ["Fetch", "FetchOutcome", "Fetched", "Locate", "Located", "Space"]  # of other modules, beside those here
+__all__ = ["Fetch", "FetchLocated", "FetchOutcome", "Fetched", "Locate", "Located", "Space"]  # of other modules
 
-PROTOCOL: Final = 5
+PROTOCOL: Final = 6
 BUILD: Final = f"pagetier protocol {PROTOCOL} format {FORMAT}"
 # Maximum bytes of any message, of an engine's request (400,000 pages of one prompt), and of a greeting.
 MESSAGE_LIMIT: Final = 64 << 20
@@ -267,7 +277,7 @@ class Detached(Message, frozen=True):
 
 
 PackedRequest: TypeAlias = (
-    Attach | Observe | Fetch | Locate | HintPages | Flush | Forget | Save | Resize | Reclaim | Describe | Check | Detach
+    Attach | Observe | Search | HintPages | Flush | Forget | Save | Resize | Reclaim | Describe | Check | Detach
 )
 """The requests in msgpack."""
 PackedAnswer: TypeAlias = (

@@ -118,11 +118,10 @@ class Read(_WorkerMessage, frozen=True):
 
 
 class Find(_WorkerMessage, frozen=True):
-    """Asks which pages a fleet has; answered with Found. `spaces` are indices into `table`."""
+    """Asks which pages a fleet has, rows of PAGES_TO_FIND; answered with Found."""
 
     number: int
-    keys: bytes
-    spaces: bytes
+    pages: bytes
     table: tuple[Space, ...]
 
 

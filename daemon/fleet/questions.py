@@ -13,12 +13,12 @@ from pagetier.daemon.common.histogram import Histogram
 from pagetier.daemon.common.namespaces import wrong_space
 from pagetier.daemon.fleet.absent_pages import ABSENT_S, AbsentPages
 from pagetier.daemon.workers.worker_process import CommandSender, no_worker
-from pagetier.shm._core import KEY_BYTES
+from pagetier.shm._core import KEY_BYTES, spaces_below
+from pagetier.shm.page_rows import PAGE_SIZES, PAGES_TO_FIND, PageToFind
 from pagetier.shm.protocol import Locate, ProtocolError, Space
 from pagetier.tiers.worker_protocol import Find, Found
 
-_SIZE_BYTES, _SPACE_BYTES = 8, 4
-_PROBE = Space(bytes(KEY_BYTES), "probe", 1)
+_PROBE = Locate(0, PAGES_TO_FIND.pack([PageToFind(bytes(KEY_BYTES), 0)]), (Space(bytes(KEY_BYTES), "probe", 1),))
 
 
 class Answered(Enum):
@@ -39,14 +39,14 @@ class _Question(msgspec.Struct, eq=False):
     """A question on its way.
 
     Attributes:
-        keys: The pages.
+        pages: The pages, rows of PAGES_TO_FIND.
         reply: Takes their sizes; None once the question was answered.
         ended: Takes what became of it and why the fleet failed, before the reply.
         asked_at: When it was asked.
         timer: Answers it when its time is over.
     """
 
-    keys: bytes
+    pages: bytes
     reply: Callable[[bytes], None] | None
     ended: Ended
     asked_at: float
@@ -78,22 +78,22 @@ class FleetQuestions:
 
     def ask(self, request: Locate, reply: Callable[[bytes], None]) -> None:
         """Asks which pages the fleet has; `reply` takes their sizes once, maybe before the call returns."""
-        if not request.keys or wrong_pages(request.keys, request.spaces, request.table):
+        if not request.pages or not _are_sound(request.pages, request.table):
             self.refuse(request, reply)
-        elif self.absent.has(request.keys[:KEY_BYTES], self._loop.time()):
+        elif self.absent.has(_first_key(request.pages), self._loop.time()):
             self._count(Answered.ABSENT)
-            reply(_nothing(request.keys))
+            reply(_nothing(request.pages))
         else:
             self._ask(request, reply, self._ended)
 
     def refuse(self, request: Locate, reply: Callable[[bytes], None]) -> None:
         """Answers that nothing is there, without asking."""
         self._count(Answered.REFUSED)
-        reply(_nothing(request.keys))
+        reply(_nothing(request.pages))
 
     def probe(self, ended: Ended) -> None:
         """Asks for a page that does not exist, to learn whether the fleet answers; `ended` takes what became of it."""
-        self._ask(Locate(0, bytes(KEY_BYTES), bytes(_SPACE_BYTES), (_PROBE,)), lambda sizes: None, ended)
+        self._ask(_PROBE, lambda sizes: None, ended)
 
     def found(self, report: Found) -> None:
         """Handles an answer of the worker, which may come after the question's time.
@@ -104,7 +104,7 @@ class FleetQuestions:
         question = self._questions.get(report.number)
         if question is None:
             return
-        if len(report.sizes) // _SIZE_BYTES != len(question.keys) // KEY_BYTES:
+        if len(report.sizes) != len(_nothing(question.pages)):
             raise ProtocolError("an answer for another number of pages")  # lost() answers the question
         del self._questions[report.number]
         if question.reply is None:
@@ -117,7 +117,7 @@ class FleetQuestions:
             self._end(question, Answered.FOUND, report.sizes)
             return
         # Not if only the first page is absent: one group of a model may lack its first page, and others have theirs.
-        self.absent.add(question.keys[:KEY_BYTES], self._loop.time(), ABSENT_S)
+        self.absent.add(_first_key(question.pages), self._loop.time(), ABSENT_S)
         self._end(question, Answered.ABSENT, report.sizes)
 
     def lost(self) -> None:
@@ -130,14 +130,14 @@ class FleetQuestions:
     def _ask(self, request: Locate, reply: Callable[[bytes], None], ended: Ended) -> None:
         number = next(self._numbers)
         timer = self._loop.call_later(self.ask_timeout, self._late, number)
-        self._questions[number] = _Question(request.keys, reply, ended, self._loop.time(), timer)
-        self.send(Find(number, request.keys, request.spaces, request.table))
+        self._questions[number] = _Question(request.pages, reply, ended, self._loop.time(), timer)
+        self.send(Find(number, request.pages, request.table))
 
     def _late(self, number: int) -> None:
         self._fail(self._questions.pop(number), Answered.LATE, "it did not answer within remote.ask_timeout")
 
     def _fail(self, question: _Question, answered: Answered, why: str) -> None:
-        self._end(question, answered, _nothing(question.keys), why)
+        self._end(question, answered, _nothing(question.pages), why)
 
     def _end(self, question: _Question, answered: Answered, sizes: bytes, trouble: str = "") -> None:
         question.timer.cancel()
@@ -151,17 +151,14 @@ class FleetQuestions:
         self.counts[answered] += 1
 
 
-def wrong_pages(keys: bytes, spaces: bytes, table: tuple[Space, ...]) -> str:
-    """Returns why the pages of a request and their namespaces are invalid, "" if they are valid."""
-    pages, rest = divmod(len(keys), KEY_BYTES)
-    if rest:
-        return f"{len(keys)} bytes are not a whole number of keys"
-    if len(spaces) != _SPACE_BYTES * pages:
-        return f"{len(spaces)} bytes of namespaces for {pages} pages"
-    if pages and max(memoryview(spaces).cast("I")) >= len(table):
-        return "a page of a namespace that is not in the table"
-    return next(filter(None, map(wrong_space, table)), "")
+def _are_sound(pages: bytes, table: tuple[Space, ...]) -> bool:
+    """Returns whether these are rows of PAGES_TO_FIND with namespaces of the table, which is valid."""
+    return PAGES_TO_FIND.is_whole(pages) and spaces_below(pages, len(table)) and not any(map(wrong_space, table))
 
 
-def _nothing(keys: bytes) -> bytes:
-    return bytes(len(keys) // KEY_BYTES * _SIZE_BYTES)
+def _first_key(pages: bytes) -> bytes:
+    return PAGES_TO_FIND.row(pages, 0).key
+
+
+def _nothing(pages: bytes) -> bytes:
+    return PAGE_SIZES.zeros(PAGES_TO_FIND.count(pages))

@@ -11,11 +11,10 @@ from typing import Final
 import msgspec
 
 from pagetier.daemon.common.histogram import Histogram
-from pagetier.daemon.common.namespaces import printable
+from pagetier.daemon.common.namespaces import printable, wrong_space
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.disk_tier import DiskTier
 from pagetier.daemon.fleet.fleet_tier import FleetTier
-from pagetier.daemon.fleet.questions import wrong_pages
 from pagetier.daemon.index.evictor import Evictor
 from pagetier.daemon.index.hint_requests import Hints
 from pagetier.daemon.index.idle_namespaces import IdleNamespaces
@@ -23,13 +22,12 @@ from pagetier.daemon.index.prompts import reserve_prompts, wrong_request
 from pagetier.daemon.index.quotas import PinQuota, StoreQuota
 from pagetier.daemon.index.reaper import Reaper
 from pagetier.daemon.index.tenants import Tenants
-from pagetier.shm._core import KEY_BYTES, NO_ENTRY, Owner, ReservedBatch, ReserveOutcome
+from pagetier.shm._core import NO_ENTRY, Owner, ReservedBatch, ReserveOutcome
 from pagetier.shm.failpoints import point
 from pagetier.shm.message_codec import LENGTH, pack, read_answer, read_request
 from pagetier.shm.page_rows import PAGE_ANSWERS, PAGE_REQUESTS, PageAnswer
-from pagetier.shm.protocol import Fetch, Reserve, Reserved, Space
+from pagetier.shm.protocol import FetchLocated, Reserve, Reserved, Space
 
-_SIZE_BYTES: Final = 8
 _STOPPING: Final = "the daemon is stopping"
 
 
@@ -142,16 +140,12 @@ class Reservations:
         """Returns the number of a valid namespace in the index, which gets one if it has none; -1 without room."""
         return self._owner.space(space.digest, printable(space.name), space.page_tokens, space.window, space.group)
 
-    def located_spaces(self, request: Fetch) -> bytes:
-        """Returns the number of each page's namespace if pages were located in the fleet, else b""."""
-        if not request.sizes or len(request.sizes) != _SIZE_BYTES * (len(request.keys) // KEY_BYTES):
-            return b""
-        if wrong_pages(request.keys, request.spaces, request.table):
-            return b""
-        numbers = [self.space(space) for space in request.table]
-        if min(numbers, default=-1) < 0:
-            return b""
-        return array("I", [numbers[at] for at in array("I", request.spaces)]).tobytes()
+    def located_spaces(self, request: FetchLocated) -> tuple[int, ...]:
+        """Returns the number of each namespace of pages that were located in the fleet; () if none can be read."""
+        if any(map(wrong_space, request.table)):
+            return ()
+        numbers = tuple(self.space(space) for space in request.table)
+        return numbers if min(numbers, default=-1) >= 0 else ()
 
     def _space_or_room(self, space: Space) -> int:
         """Returns the number of a valid namespace, in place of an idle one if the table is full; -1 without room."""

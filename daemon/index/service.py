@@ -37,6 +37,7 @@ from pagetier.shm._core import KEY_BYTES, Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.log_format import event
+from pagetier.shm.page_rows import LOCATED_PAGES
 from pagetier.shm.protocol import (
     DISK,
     UNDERSTOOD,
@@ -44,6 +45,7 @@ from pagetier.shm.protocol import (
     Check,
     Fetch,
     Fetched,
+    FetchLocated,
     Findings,
     Flush,
     Flushed,
@@ -185,10 +187,21 @@ class Service:
         if len(request.keys) % KEY_BYTES:
             reply(Fetched(request.number, b"", f"{len(request.keys)} bytes are not a whole number of keys"))
             return 0
-        granted = self._reads.ask(request, reply, most_frames, self.reservations.located_spaces(request))
+        granted = self._reads.ask(request, reply, most_frames)
+        self._fetched()
+        return granted
+
+    def fetch_located(self, request: FetchLocated, reply: Callable[[Fetched], None]) -> None:
+        """Reads pages from disk and the fleet; `reply` is called once, in time."""
+        if not LOCATED_PAGES.is_whole(request.pages):
+            reply(Fetched(request.number, b"", f"{len(request.pages)} bytes are not a whole number of pages"))
+            return
+        self._reads.ask_located(request, reply, self.reservations.located_spaces(request))
+        self._fetched()
+
+    def _fetched(self) -> None:
         point("service.fetched")
         self.evictor.maybe_evict()
-        return granted
 
     def locate(self, request: Locate, reply: Callable[[Located], None]) -> None:
         """Asks which pages the fleet has; `reply` is called once, within `remote.ask_timeout`."""

@@ -2,7 +2,7 @@
 
 The steps of one request, in this order:
 
-1. *Granted* (`ask`, then `_grant_disk` or `_grant_both`). The index grants the worker of a page's device frames for it,
+1. *Granted* (`_grant_disk` or `_grant_both`). The index grants the worker of a page's device frames for it,
    as it grants an engine frames for a store. The page has a writer and no readers, so no match finds it, and a second
    request waits for the same read.
 2. *Sent* (`_read_from`). The command names entries and serials, and is
@@ -15,7 +15,7 @@ The steps of one request, in this order:
    waits for nothing.
 
 The fleet takes part as one more device, with the number FLEET (`begin`). In step 1 it is granted pages that no device
-has, if the request says their namespaces. Its reports come from `FleetTier` and enter at `end_pages`, not at
+has, if they were located there (`ask_located`). Its reports come from `FleetTier` and enter at `end_pages`, not at
 `has_read_from_disk`: the fleet keeps its own counts, and a page damaged there has no copy on disk to be dropped.
 
 The answer only says when to match again. Engines read bytes of pages that a match has pinned, so a report that is wrong
@@ -29,17 +29,17 @@ import asyncio
 import itertools
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from pagetier.daemon.common.busy_time import BusyTime
 from pagetier.daemon.common.log_throttle import FaultLog
 from pagetier.daemon.reads.pending_reads import DeviceReads, PageRead, ReadJob, ReadPages, WaitingFetch
 from pagetier.daemon.workers.worker_process import CommandSender
-from pagetier.shm._core import DISK_DEVICES, Owner, ReserveOutcome
+from pagetier.shm._core import DISK_DEVICES, Owner, ReserveOutcome, located_columns
 from pagetier.shm.failpoints import point
 from pagetier.shm.page_rows import PAGES_TO_READ, PageToRead
-from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome, ProtocolError, Space
+from pagetier.shm.protocol import Fetch, Fetched, FetchLocated, FetchOutcome, ProtocolError, Space
 from pagetier.tiers.worker_protocol import HasRead, Read
 
 # The largest parts of the arena that pages being read may take, from disk and from the fleet.
@@ -81,33 +81,53 @@ class LowerTierReads:
         """Reserves frames for a device's worker in this slot and sends it the commands from now on."""
         self._devices[device] = DeviceReads(slot, send)
 
-    def ask(
-        self, request: Fetch, reply: Callable[[Fetched], None], most_frames: int = NO_LIMIT, spaces: bytes = b""
-    ) -> int:
+    def ask(self, request: Fetch, reply: Callable[[Fetched], None], most_frames: int = NO_LIMIT) -> int:
         """Reads the requested pages into at most `most_frames` frames; calls `reply` once, maybe before it returns.
-
-        Args:
-            request: The request.
-            reply: Takes the response.
-            most_frames: The limit of the frames.
-            spaces: The namespaces of the pages in the index, u32; b"" to read from disk only.
 
         Returns:
             The number of frames that were granted.
         """
-        # A device that has read nothing for long gets at most one frame for a request, to find out when it reads again,
-        # and no request waits for it: a disk that hangs takes neither the arena nor the time of engines.
-        now = self._loop.time()
-        stalled = {number for number, device in self._devices.items() if device.stalled(now)}
-        fleet = self._devices.get(FLEET) if spaces else None
-        if fleet is None:
-            rows = self._grant_disk(request, stalled, most_frames)
+        stalled = self._stalled()
+        rows = self._grant_disk(request.keys, stalled, most_frames)
+        return self._begin(request, reply, rows, {}, stalled)
+
+    def ask_located(self, request: FetchLocated, reply: Callable[[Fetched], None], spaces: Sequence[int]) -> None:
+        """Reads the requested pages as ask() does, and those that no device has from the fleet.
+
+        Args:
+            request: The request, with whole rows.
+            reply: Takes the response.
+            spaces: The numbers in the index of the request's namespaces; none to read from disk only.
+        """
+        stalled, fleet = self._stalled(), self._devices.get(FLEET)
+        if spaces and fleet is not None:
+            rows = self._grant_both(request.pages, stalled, fleet, spaces)
         else:
-            rows = self._grant_both(request, stalled, most_frames, fleet, spaces)
+            rows = self._grant_disk(located_columns(request.pages)[0], stalled, NO_LIMIT)
+        self._begin(request, reply, rows, dict(zip(spaces, request.table, strict=False)), stalled)
+
+    def _stalled(self) -> set[int]:
+        """Returns the devices that have read nothing for long.
+
+        Each gets at most one frame for a request, to find out when it reads again, and no request waits for it: a disk
+        that hangs takes neither the arena nor the time of engines.
+        """
+        now = self._loop.time()
+        return {number for number, device in self._devices.items() if device.stalled(now)}
+
+    def _begin(
+        self,
+        request: Fetch | FetchLocated,
+        reply: Callable[[Fetched], None],
+        rows: bytes,
+        spaces: dict[int, Space],
+        stalled: set[int],
+    ) -> int:
+        """Sends the reads of what was granted, and waits for pages. Returns the number of frames that were granted."""
         pages = list(PAGES_TO_READ.read(rows))
         point("reads.granted")
         waiting = WaitingFetch(request, bytes(page.outcome for page in pages), reply)
-        granted = self._read(pages, _namespaces(request, spaces))
+        granted = self._read(pages, spaces)
         point("reads.sent")
         # Pages that other requests asked for before are waited for like the ones that were granted now.
         for at, page in enumerate(pages):
@@ -121,26 +141,22 @@ class LowerTierReads:
             self._answer(waiting)
         return granted
 
-    def _grant_disk(self, request: Fetch, stalled: set[int], most_frames: int) -> bytes:
+    def _grant_disk(self, keys: bytes, stalled: set[int], most_frames: int) -> bytes:
         """Grants the disk's workers frames for the pages that a device has. Returns rows of PAGES_TO_READ."""
-        return self._owner.fetch(
-            array("I", self._slots()), self._ttl_ns, request.keys, array("Q", self._room(stalled, most_frames))
-        )
+        room = self._room(stalled, most_frames)
+        return self._owner.fetch(array("I", self._slots()), self._ttl_ns, keys, array("Q", room))
 
-    def _grant_both(
-        self, request: Fetch, stalled: set[int], most_frames: int, fleet: DeviceReads, spaces: bytes
-    ) -> bytes:
+    def _grant_both(self, pages: bytes, stalled: set[int], fleet: DeviceReads, spaces: Sequence[int]) -> bytes:
         """Grants as `_grant_disk` does, and the fleet's worker frames for the located pages that no device has."""
-        left = 1 if FLEET in stalled else min(most_frames, max(0, self._most_from_fleet - fleet.frames))
-        return self._owner.fetch(
+        left = 1 if FLEET in stalled else max(0, self._most_from_fleet - fleet.frames)
+        return self._owner.fetch_located(
             array("I", self._slots()),
             self._ttl_ns,
-            request.keys,
-            array("Q", self._room(stalled, most_frames)),
+            pages,
+            array("Q", self._room(stalled, NO_LIMIT)),
             fleet.slot,
             left,
-            request.sizes,
-            spaces,
+            array("I", spaces),
         )
 
     def has_read_from_disk(self, number: int, report: HasRead) -> None:
@@ -274,8 +290,3 @@ class LowerTierReads:
         if not self._devices:
             return "the disk tier is not open"
         return "the timeout passed before all pages were read" if FetchOutcome.PENDING in outcomes else ""
-
-
-def _namespaces(request: Fetch, numbers: bytes) -> dict[int, Space]:
-    """Returns the namespaces of a request's pages, by their numbers in the index (u32 a page; b"": not asked for)."""
-    return dict(zip(array("I", numbers), (request.table[at] for at in array("I", request.spaces)), strict=False))

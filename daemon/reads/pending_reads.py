@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from pagetier.daemon.workers.worker_process import CommandSender
-from pagetier.shm._core import ReserveOutcome
+from pagetier.shm._core import ReserveOutcome, located_columns
 from pagetier.shm.page_rows import PageToRead
-from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
+from pagetier.shm.protocol import Fetch, Fetched, FetchLocated, FetchOutcome
 
 _FETCH_OUTCOME_OF: Final = {
     ReserveOutcome.GRANTED: FetchOutcome.PENDING,
@@ -44,14 +44,14 @@ class WaitingFetch:
         open: The positions in the answer of each page that is being read, by the page's serial.
     """
 
-    def __init__(self, request: Fetch, outcomes: bytes, reply: Callable[[Fetched], None]) -> None:
+    def __init__(self, request: Fetch | FetchLocated, outcomes: bytes, reply: Callable[[Fetched], None]) -> None:
         """Takes `outcomes`, the index's answer, one ReserveOutcome for each page."""
         self.number = request.number
         self.outcomes = bytearray(outcomes.translate(_FETCH_OUTCOMES))
         self.open: defaultdict[int, array[int]] = defaultdict(lambda: array("I"))
         self.reply: Callable[[Fetched], None] | None = reply
         self.reason = ""
-        self.sizes = request.sizes
+        self._located = request.pages if isinstance(request, FetchLocated) else b""
         self.timer: asyncio.TimerHandle | None = None
 
     def end(self) -> None:
@@ -64,7 +64,7 @@ class WaitingFetch:
 
     def missed_on_disk(self) -> int:
         """Returns how many pages are not in memory and were not located in the fleet."""
-        located = array("Q", self.sizes) if len(self.sizes) == 8 * len(self.outcomes) else ()
+        located = array("Q", located_columns(self._located)[1])
         absent = (page for page, outcome in enumerate(self.outcomes) if outcome != FetchOutcome.IN_MEMORY)
         return sum(1 for page in absent if not (located and located[page]))
 

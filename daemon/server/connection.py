@@ -26,6 +26,7 @@ from pagetier.shm.protocol import (
     Detach,
     Detached,
     Fetch,
+    FetchLocated,
     Findings,
     Flush,
     Forget,
@@ -178,7 +179,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _handle(self, request: Request) -> None:
         match request:
-            case Reserve() | Fetch() | Locate() | Detach() if self._greeter.slot >= 0:
+            case Reserve() | Fetch() | FetchLocated() | Locate() | Detach() if self._greeter.slot >= 0:
                 self._handle_of_engine(request)
             case Attach() | Observe() if not self._greeted:
                 self._greet(request)
@@ -189,7 +190,7 @@ class Connection(asyncio.BufferedProtocol):
             case _:
                 raise ProtocolError(f"{type(request).__name__} is not allowed for this peer, or not yet")
 
-    def _handle_of_engine(self, request: Reserve | Fetch | Locate | Detach) -> None:
+    def _handle_of_engine(self, request: Reserve | Fetch | FetchLocated | Locate | Detach) -> None:
         slot = self._greeter.slot
         # A session may attach over a second connection and detach there. This connection must not touch the slot then.
         if self._service.ends(slot) != self._greeter.ends:
@@ -200,6 +201,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._service.reservations.ask(slot, request, self._send_late)
             case Fetch():
                 self._service.fetch(request, self._send_late)
+            case FetchLocated():
+                self._service.fetch_located(request, self._send_late)
             case Locate():
                 self._service.locate(request, self._send_late)
             case Detach():

@@ -12,10 +12,10 @@ from typing import Final, TypeAlias
 
 from pagetier.daemon.common.namespaces import wrong_space
 from pagetier.daemon.workers.worker_link import WorkerLink
-from pagetier.shm._core import KEY_BYTES, STORED_PAGE_LAYOUT
+from pagetier.shm._core import STORED_PAGE_LAYOUT
 from pagetier.shm.failpoints import point
 from pagetier.shm.message_codec import pack
-from pagetier.shm.page_rows import STORED_PAGES
+from pagetier.shm.page_rows import PAGE_KEYS, PAGE_SIZES, STORED_PAGES
 from pagetier.shm.protocol import ProtocolError
 from pagetier.shm.unpacker import Unpacker
 from pagetier.tiers.worker_protocol import (
@@ -39,7 +39,6 @@ _MOST_FRAMES: Final = 1 << 40
 _MOST_BYTES: Final = 1 << 48
 _MOST_PAGES: Final = 1 << 40
 _RESULTS: Final = frozenset(Stored)
-_U64: Final = 8
 
 
 def check(report: Report) -> None:
@@ -58,9 +57,9 @@ def _wrong(report: Report) -> str:
             return _wrong_pages(report.pages, older) or next(filter(None, map(wrong_space, table)), "")
         case Wrote() if not set(report.stored) <= _RESULTS:
             return "an unknown result of a page"
-        case HasRead() if report.first < 0 or not set(report.read) <= {0, 1} or len(report.damaged) % KEY_BYTES:
+        case HasRead() if report.first < 0 or not set(report.read) <= {0, 1} or not PAGE_KEYS.is_whole(report.damaged):
             return "inconsistent pages"
-        case Found() if len(report.sizes) % _U64:
+        case Found() if not PAGE_SIZES.is_whole(report.sizes):
             return "a size in part"
         case _:
             return ""

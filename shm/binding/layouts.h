@@ -50,6 +50,12 @@ static const struct_field page_request_fields[] = {
 static const struct_field page_answer_fields[] = {
     FIELD_OF(pt_answer, outcome), FIELD_OF(pt_answer, entry), FIELD_OF(pt_answer, serial), {NULL, 0, 0},
 };
+static const struct_field page_to_find_fields[] = {
+    FIELD_OF(pt_page_to_find, key), FIELD_OF(pt_page_to_find, space), {NULL, 0, 0},
+};
+static const struct_field located_page_fields[] = {
+    FIELD_OF(pt_located_page, key), FIELD_OF(pt_located_page, size), FIELD_OF(pt_located_page, space), {NULL, 0, 0},
+};
 static const struct_field page_to_write_fields[] = {
     FIELD_OF(pt_page_to_write, key),   FIELD_OF(pt_page_to_write, history),     FIELD_OF(pt_page_to_write, size),
     FIELD_OF(pt_page_to_write, serial), FIELD_OF(pt_page_to_write, stamp),      FIELD_OF(pt_page_to_write, entry),
@@ -83,6 +89,8 @@ static const struct {
     {"LISTED_LAYOUT", listed_fields, sizeof(pt_listed)},
     {"PAGE_REQUEST_LAYOUT", page_request_fields, sizeof(pt_page_request)},
     {"PAGE_ANSWER_LAYOUT", page_answer_fields, sizeof(pt_answer)},
+    {"PAGE_TO_FIND_LAYOUT", page_to_find_fields, sizeof(pt_page_to_find)},
+    {"LOCATED_PAGE_LAYOUT", located_page_fields, sizeof(pt_located_page)},
     {"PAGE_TO_WRITE_LAYOUT", page_to_write_fields, sizeof(pt_page_to_write)},
     {"PAGE_TO_READ_LAYOUT", page_to_read_fields, sizeof(pt_page_to_read)},
     {"STORED_PAGE_LAYOUT", stored_page_fields, sizeof(pt_stored_page)},

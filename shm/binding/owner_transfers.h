@@ -78,22 +78,23 @@ static PyObject *owner_end_writes(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* Reads what was located in the fleet: the sizes and namespaces of `pages` pages, which may be without any.
- * Returns false with an exception set. */
-static bool located_open(Owner *self, PyObject *sizes, PyObject *spaces, Py_ssize_t pages, array *in,
-                         pt_located *located)
+/* Replaces the namespaces of located pages, positions in a message's table, by their `numbers` in the index. A page of
+ * no such namespace counts as not located. Returns false with an exception set. */
+static bool located_of(Owner *self, const array *numbers, asked_pages *pages, pt_located *located)
 {
-    if (!arrays_open((array_wanted[]){{sizes, 8, "sizes"}, {spaces, 4, "spaces"}}, 2, in))
-        return false;
-    bool valid = in[0].count == pages && located->reader.slot < PT_SLOTS;
-    for (Py_ssize_t i = 0; valid && i < pages; i++)
-        valid = space_exists(self, ((uint32_t *)in[1].view.buf)[i]);
-    located->sizes = in[0].view.buf;
-    located->spaces = in[1].view.buf;
-    if (!valid) {
-        PyErr_SetString(PyExc_ValueError, "there is no such slot or namespace, or there are not as many sizes as keys");
-        arrays_close(in, 2);
+    const uint32_t *number = numbers->view.buf;
+    bool valid = located->reader.slot < PT_SLOTS;
+    for (Py_ssize_t i = 0; valid && i < numbers->count; i++)
+        valid = space_exists(self, number[i]);
+    for (uint32_t i = 0; valid && i < pages->count; i++) {
+        bool named = pages->spaces[i] < numbers->count;
+        pages->sizes[i] = named ? pages->sizes[i] : 0;
+        pages->spaces[i] = named ? number[pages->spaces[i]] : 0;
     }
+    located->sizes = pages->sizes;
+    located->spaces = pages->spaces;
+    if (!valid)
+        PyErr_SetString(PyExc_ValueError, "there is no such slot or namespace");
     return valid;
 }
 
@@ -112,39 +113,26 @@ static pt_page_to_read page_to_read(pt_owner *o, const pt_answer *answer, const 
 }
 
 static PyObject *fetch_pages(Owner *self, const pt_request *r, pt_reader *readers, pt_located *located,
-                             const array *keys)
+                             const uint8_t *keys, uint32_t count)
 {
-    pt_answer *answers = malloc((size_t)keys->count * sizeof *answers + 1);
+    pt_answer *answers = malloc(count * sizeof *answers + 1);
     if (!answers)
         return PyErr_NoMemory();
-    pt_fetch(&self->shared, r, readers, located, keys->view.buf, (uint32_t)keys->count, answers);
-    PyObject *rows = PyBytes_FromStringAndSize(NULL, keys->count * (Py_ssize_t)sizeof(pt_page_to_read));
+    pt_fetch(&self->shared, r, readers, located, keys, count, answers);
+    PyObject *rows = PyBytes_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof(pt_page_to_read));
     pt_page_to_read *row = rows ? (pt_page_to_read *)(void *)PyBytes_AsString(rows) : NULL;
-    for (Py_ssize_t i = 0; row && i < keys->count; i++)
-        row[i] = page_to_read(&self->shared, &answers[i], (const uint8_t *)keys->view.buf + PT_KEY_BYTES * i);
+    for (uint32_t i = 0; row && i < count; i++)
+        row[i] = page_to_read(&self->shared, &answers[i], pt_nth_key(keys, i));
     free(answers);
     return rows;
 }
 
-/* fetch(slots, ttl_ns, keys, most_frames, fleet_slot, fleet_frames, sizes, spaces) -> rows of
- * pt_page_to_read: grants frames for pages on disk to the slot of their device's worker (u32 for each device), at most
- * most_frames for each device (u64). Pages that no tier of this host has, but that have a size, are granted to the
- * fleet's worker, at most fleet_frames. */
-static PyObject *owner_fetch(Owner *self, PyObject *args)
+/* Reads the worker of each device, and how many frames it may get. Returns false with an exception set. */
+static bool readers_of(PyObject *slots, PyObject *most, pt_reader *readers)
 {
-    pt_request r = {.now = pt_now_ns(), .parts = 1};
-    pt_reader readers[PT_DEVICES] = {{0}};
-    unsigned long long ttl;
-    unsigned long long fleet_frames = 0;
-    PyObject *slots, *given, *most, *sizes = NULL, *spaces = NULL, *packed = NULL;
-    pt_located located = {{0}, NULL, NULL};
-    array of[3], in[2];
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "OKOO|IKOO", &slots, &ttl, &given, &most, &located.reader.slot,
-                                                &fleet_frames, &sizes, &spaces))
-        return NULL;
-    located.reader.most_frames = fleet_frames;
+    array of[2];
     if (!arrays_open((array_wanted[]){{slots, 4, "slots"}, {most, 8, "most_frames"}}, 2, of))
-        return NULL;
+        return false;
     bool valid = of[0].count <= PT_DEVICES;
     for (Py_ssize_t i = 0; valid && i < of[0].count; i++) {
         readers[i] = (pt_reader){((uint32_t *)of[0].view.buf)[i], ((uint64_t *)of[1].view.buf)[i], 0};
@@ -152,18 +140,53 @@ static PyObject *owner_fetch(Owner *self, PyObject *args)
     }
     arrays_close(of, 2);
     if (!valid)
-        return PyErr_Format(PyExc_ValueError, "there is no such slot or device");
-    r.expires_ns = r.now + ttl;
-    if (!array_open(given, PT_KEY_BYTES, "keys", &of[2]))
+        PyErr_SetString(PyExc_ValueError, "there is no such slot or device");
+    return valid;
+}
+
+/* fetch(slots, ttl_ns, keys, most_frames) -> rows of pt_page_to_read: grants frames for pages on disk to the slot of
+ * their device's worker (u32 for each device), at most most_frames for each device (u64). */
+static PyObject *owner_fetch(Owner *self, PyObject *args)
+{
+    pt_request r = {.now = pt_now_ns(), .parts = 1};
+    pt_reader readers[PT_DEVICES] = {{0}};
+    unsigned long long ttl;
+    PyObject *slots, *given, *most;
+    array keys;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "OKOO", &slots, &ttl, &given, &most) ||
+        !readers_of(slots, most, readers) || !array_open(given, PT_KEY_BYTES, "keys", &keys))
         return NULL;
-    if (!spaces) {
-        packed = fetch_pages(self, &r, readers, NULL, &of[2]);
-    } else if (located_open(self, sizes, spaces, of[2].count, in, &located)) {
-        packed = fetch_pages(self, &r, readers, &located, &of[2]);
-        arrays_close(in, 2);
+    r.expires_ns = r.now + ttl;
+    PyObject *rows = fetch_pages(self, &r, readers, NULL, keys.view.buf, (uint32_t)keys.count);
+    PyBuffer_Release(&keys.view);
+    return rows;
+}
+
+/* fetch_located(slots, ttl_ns, pages, most_frames, fleet_slot, fleet_frames, spaces) -> as fetch(), for rows of
+ * pt_located_page. Pages that no tier of this host has, but that have a size, are granted to the fleet's worker, at
+ * most fleet_frames; `spaces` has the number in the index (u32) of each namespace of the rows. */
+static PyObject *owner_fetch_located(Owner *self, PyObject *args)
+{
+    pt_request r = {.now = pt_now_ns(), .parts = 1};
+    pt_reader readers[PT_DEVICES] = {{0}};
+    unsigned long long ttl, fleet_frames;
+    PyObject *slots, *given, *most, *spaces, *rows = NULL;
+    pt_located located = {{0}, NULL, NULL};
+    asked_pages pages;
+    array numbers;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "OKOOIKO", &slots, &ttl, &given, &most, &located.reader.slot,
+                                                &fleet_frames, &spaces) ||
+        !readers_of(slots, most, readers) || !asked_pages_of(given, &pages))
+        return NULL;
+    r.expires_ns = r.now + ttl;
+    located.reader.most_frames = fleet_frames;
+    if (array_open(spaces, 4, "spaces", &numbers)) {
+        if (located_of(self, &numbers, &pages, &located))
+            rows = fetch_pages(self, &r, readers, &located, pages.keys, pages.count);
+        PyBuffer_Release(&numbers.view);
     }
-    PyBuffer_Release(&of[2].view);
-    return packed;
+    free(pages.sizes);
+    return rows;
 }
 
 /* reservations(entries) -> u32 each: the reservation that granted a page; 0 if unknown. */

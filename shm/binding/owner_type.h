@@ -70,6 +70,7 @@ static PyMethodDef owner_methods[] = {
     {"start_writes", (PyCFunction)owner_start_writes, METH_VARARGS, NULL},
     {"end_writes", (PyCFunction)owner_end_writes, METH_VARARGS, NULL},
     {"fetch", (PyCFunction)owner_fetch, METH_VARARGS, NULL},
+    {"fetch_located", (PyCFunction)owner_fetch_located, METH_VARARGS, NULL},
     {"forget", (PyCFunction)owner_forget, METH_VARARGS, NULL},
     {"disk_device", (PyCFunction)owner_disk_device, METH_VARARGS, NULL},
     {"reservations", (PyCFunction)owner_reservations, METH_VARARGS, NULL},

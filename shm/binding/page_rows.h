@@ -36,6 +36,19 @@ typedef struct {
     uint32_t slots; /* that it takes; 0: as many as its bytes fill */
 } pt_stored_page;
 
+/* A page that may have to be found in the fleet. A row has no padding. */
+typedef struct __attribute__((packed)) {
+    uint8_t key[PT_KEY_BYTES];
+    uint32_t space; /* the position of its namespace in the message's table */
+} pt_page_to_find;
+
+/* A page that is to be read from disk, or from the fleet if it was located there. A row has no padding. */
+typedef struct __attribute__((packed)) {
+    uint8_t key[PT_KEY_BYTES];
+    uint64_t size; /* in the fleet; 0: not there */
+    uint32_t space; /* as above */
+} pt_located_page;
+
 /* page_requests(keys, sizes) -> rows of pt_page_request. */
 static PyObject *page_requests(PyObject *module, PyObject *args)
 {
@@ -100,6 +113,180 @@ static uint64_t frames_of(const requested_pages *pages, uint64_t frame_bytes)
         sum = frames > UINT64_MAX - sum ? UINT64_MAX : sum + frames;
     }
     return sum;
+}
+
+/* Copies one field of `count` rows of `stride` bytes; `width` is a constant at each call. */
+static inline void copy_field(uint8_t *to, size_t to_stride, const uint8_t *from, size_t from_stride, size_t width,
+                              Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < count; i++, to += to_stride, from += from_stride)
+        memcpy(to, from, width);
+}
+
+/* pages_to_find(keys, spaces) -> rows of pt_page_to_find. */
+static PyObject *pages_to_find(PyObject *module, PyObject *args)
+{
+    const size_t row = sizeof(pt_page_to_find);
+    PyObject *keys, *spaces;
+    array in[2];
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO", &keys, &spaces) ||
+        !arrays_open((array_wanted[]){{keys, PT_KEY_BYTES, "keys"}, {spaces, 4, "spaces"}}, 2, in))
+        return NULL;
+    PyObject *rows = PyBytes_FromStringAndSize(NULL, in[0].count * (Py_ssize_t)row);
+    uint8_t *to = rows ? (uint8_t *)PyBytes_AsString(rows) : NULL;
+    if (to) {
+        copy_field(to, row, in[0].view.buf, PT_KEY_BYTES, PT_KEY_BYTES, in[0].count);
+        copy_field(to + offsetof(pt_page_to_find, space), row, in[1].view.buf, 4, 4, in[0].count);
+    }
+    arrays_close(in, 2);
+    return rows;
+}
+
+/* located_pages(keys, sizes, spaces) -> rows of pt_located_page. */
+static PyObject *located_pages(PyObject *module, PyObject *args)
+{
+    const size_t row = sizeof(pt_located_page);
+    PyObject *keys, *sizes, *spaces;
+    array in[3];
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOO", &keys, &sizes, &spaces) ||
+        !arrays_open((array_wanted[]){{keys, PT_KEY_BYTES, "keys"}, {sizes, 8, "sizes"}, {spaces, 4, "spaces"}}, 3,
+                     in))
+        return NULL;
+    PyObject *rows = PyBytes_FromStringAndSize(NULL, in[0].count * (Py_ssize_t)row);
+    uint8_t *to = rows ? (uint8_t *)PyBytes_AsString(rows) : NULL;
+    if (to) {
+        copy_field(to, row, in[0].view.buf, PT_KEY_BYTES, PT_KEY_BYTES, in[0].count);
+        copy_field(to + offsetof(pt_located_page, size), row, in[1].view.buf, 8, 8, in[0].count);
+        copy_field(to + offsetof(pt_located_page, space), row, in[2].view.buf, 4, 4, in[0].count);
+    }
+    arrays_close(in, 3);
+    return rows;
+}
+
+/* spaces_below(rows, limit) -> whether the namespace of each row of pt_page_to_find is below the limit. */
+static PyObject *spaces_below(PyObject *module, PyObject *args)
+{
+    PyObject *rows;
+    unsigned limit;
+    array in;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OI", &rows, &limit) || !array_open(rows, sizeof(pt_page_to_find), "pages", &in))
+        return NULL;
+    bool below = true;
+    for (Py_ssize_t i = 0; below && i < in.count; i++)
+        below = ((const pt_page_to_find *)in.view.buf)[i].space < limit;
+    PyBuffer_Release(&in.view);
+    return PyBool_FromLong(below);
+}
+
+/* Writes bytes as lower-case hexadecimal digits. */
+static void write_digits(char *to, const uint8_t *from, size_t count)
+{
+    static const char digits[] = "0123456789abcdef";
+    for (size_t i = 0; i < count; i++) {
+        to[2 * i] = digits[from[i] >> 4];
+        to[2 * i + 1] = digits[from[i] & 15];
+    }
+}
+
+/* Returns the bytes of the longest of these strings in UTF-8; -1 with an exception set. */
+static Py_ssize_t longest_of(PyObject *strings)
+{
+    Py_ssize_t longest = 0, length = 0;
+    for (Py_ssize_t i = 0; i < PyList_Size(strings); i++) {
+        if (!PyUnicode_AsUTF8AndSize(PyList_GetItem(strings, i), &length))
+            return -1;
+        longest = length > longest ? length : longest;
+    }
+    return longest;
+}
+
+/* Returns the name of a page: what the list of prefixes has for its namespace, and the digits of its key. `name` has
+ * room for it. */
+static PyObject *page_name(const pt_page_to_find *page, PyObject *prefixes, char *name)
+{
+    Py_ssize_t length = 0;
+    PyObject *prefix = PyList_GetItem(prefixes, (Py_ssize_t)page->space); /* borrowed */
+    const char *text = prefix ? PyUnicode_AsUTF8AndSize(prefix, &length) : NULL;
+    if (!text)
+        return NULL;
+    memcpy(name, text, (size_t)length);
+    write_digits(name + length, page->key, PT_KEY_BYTES);
+    return PyUnicode_FromStringAndSize(name, length + 2 * PT_KEY_BYTES);
+}
+
+/* page_names(rows, prefixes) -> the name of each row of pt_page_to_find. */
+static PyObject *page_names(PyObject *module, PyObject *args)
+{
+    PyObject *rows, *prefixes;
+    array in;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO!", &rows, &PyList_Type, &prefixes) ||
+        !array_open(rows, sizeof(pt_page_to_find), "pages", &in))
+        return NULL;
+    Py_ssize_t longest = longest_of(prefixes);
+    char *name = longest < 0 ? NULL : malloc((size_t)longest + 2 * PT_KEY_BYTES);
+    PyObject *names = name ? PyList_New(in.count) : longest < 0 ? NULL : PyErr_NoMemory();
+    for (Py_ssize_t i = 0; names && i < in.count; i++) {
+        PyObject *one = page_name((const pt_page_to_find *)in.view.buf + i, prefixes, name);
+        if (!one || PyList_SetItem(names, i, one) < 0)
+            Py_CLEAR(names);
+    }
+    free(name);
+    PyBuffer_Release(&in.view);
+    return names;
+}
+
+/* Located pages as the core takes them: `sizes` has the memory of all three. */
+typedef struct {
+    uint64_t *sizes;
+    uint32_t *spaces;
+    uint8_t *keys;
+    uint32_t count;
+} asked_pages;
+
+/* Reads rows of pt_located_page. Returns false with an exception set; otherwise the caller frees `sizes`. */
+static bool asked_pages_of(PyObject *rows, asked_pages *pages)
+{
+    array in;
+    if (!array_open(rows, sizeof(pt_located_page), "pages", &in))
+        return false;
+    const pt_located_page *row = in.view.buf;
+    size_t count = (size_t)in.count;
+    pages->count = (uint32_t)count;
+    pages->sizes = malloc(count * sizeof *row + 1);
+    pages->spaces = (uint32_t *)(void *)(pages->sizes + count);
+    pages->keys = (uint8_t *)(pages->spaces + count);
+    if (!pages->sizes)
+        PyErr_NoMemory();
+    for (size_t i = 0; pages->sizes && i < count; i++) {
+        pages->sizes[i] = row[i].size;
+        pages->spaces[i] = row[i].space;
+        memcpy(pages->keys + PT_KEY_BYTES * i, row[i].key, PT_KEY_BYTES);
+    }
+    PyBuffer_Release(&in.view);
+    return pages->sizes;
+}
+
+/* located_columns(rows) -> (keys, sizes): two fields of rows of pt_located_page. */
+static PyObject *located_columns(PyObject *module, PyObject *rows)
+{
+    array in;
+    (void)module;
+    if (!array_open(rows, sizeof(pt_located_page), "pages", &in))
+        return NULL;
+    const pt_located_page *row = in.view.buf;
+    PyObject *keys = PyBytes_FromStringAndSize(NULL, PT_KEY_BYTES * in.count);
+    PyObject *sizes = PyBytes_FromStringAndSize(NULL, 8 * in.count);
+    if (keys && sizes) {
+        copy_field((uint8_t *)PyBytes_AsString(keys), PT_KEY_BYTES, row->key, sizeof *row, PT_KEY_BYTES, in.count);
+        copy_field((uint8_t *)PyBytes_AsString(sizes), 8, (const uint8_t *)row + offsetof(pt_located_page, size),
+                   sizeof *row, 8, in.count);
+    }
+    PyBuffer_Release(&in.view);
+    return Py_BuildValue("(NN)", keys, sizes);
 }
 
 /* answer_columns(rows) -> the fields of rows of pt_answer: outcomes (u8), entries (u32) and serials (u64). */

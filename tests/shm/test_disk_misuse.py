@@ -18,6 +18,7 @@ from pagetier.shm._core import (
     ReserveOutcome,
     WriteResult,
     WriteRule,
+    located_pages,
     page_requests,
 )
 from pagetier.shm.page_rows import PAGE_ANSWERS, PAGES_TO_READ, PAGES_TO_WRITE, PageToWrite
@@ -46,10 +47,11 @@ REFUSED: list[tuple[str, tuple[object, ...]]] = [
     ("fetch", (u32(*[0] * (DISK_DEVICES + 1)), 1, b"", u64(*[0] * (DISK_DEVICES + 1)))),
     ("fetch", (u32(0, 0), 1, b"", u64(0))),
     ("fetch", (u32(0), 1, b"k", u64(0))),
-    ("fetch", (u32(0), 1, b"", u64(0), SLOTS, 1, b"", b"")),
-    ("fetch", (u32(0), 1, b"k" * 32, u64(0), 0, 1, b"", u32(0))),
-    ("fetch", (u32(0), 1, b"k" * 32, u64(0), 0, 1, u64(1), u32(99))),
-    ("fetch", (u32(0), 1, b"k" * 32, u64(0), 0, 1, u64(1), b"")),
+    ("fetch_located", (u32(0), 1, b"", u64(0), SLOTS, 1, b"")),
+    ("fetch_located", (u32(0), 1, b"k" * 32, u64(0), 0, 1, u32(0))),
+    ("fetch_located", (u32(0), 1, located_pages(b"k" * 32, u64(1), u32(0)), u64(0), 0, 1, u32(99))),
+    ("fetch_located", (u32(0), 1, located_pages(b"k" * 32, u64(1), u32(0)), u64(0), 0, 1, b"odd")),
+    ("fetch_located", (u32(SLOTS), 1, b"", u64(0), 0, 1, u32(0))),
     ("reservations", (bytes(1),)),
 ]
 

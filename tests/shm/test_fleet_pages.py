@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from anonymous_segments import DAY_NS, attach
 from index_with_disk import FRAME, Place, key, u32, u64
-from pagetier.shm._core import DISK_DEVICES, ReserveOutcome
-from pagetier.shm.page_rows import PAGES_TO_READ, PageToRead
+from pagetier.shm._core import DISK_DEVICES, ReserveOutcome, located_pages
+from pagetier.shm.page_rows import LOCATED_PAGES, PAGES_TO_READ, LocatedPage, PageToRead
 
 
 def fetch(place: Place, worker: int, names: str, sizes: bytes, frames: int = 8) -> list[PageToRead]:
-    keys, spaces = b"".join(map(key, names)), u32(*[place.space] * len(names))
-    rows = place.owner.fetch(u32(), DAY_NS, keys, u64(), worker, frames, sizes, spaces)
+    return fetch_pages(place, worker, located_pages(b"".join(map(key, names)), sizes, u32(*[0] * len(names))), frames)
+
+
+def fetch_pages(place: Place, worker: int, pages: bytes, frames: int = 8) -> list[PageToRead]:
+    rows = place.owner.fetch_located(u32(), DAY_NS, pages, u64(), worker, frames, u32(place.space))
     return list(PAGES_TO_READ.read(rows))
 
 
@@ -41,6 +44,19 @@ def test_pages_that_the_worker_could_not_fill_leave_with_it(disk: Place) -> None
     ]
     disk.owner.reap(worker)
     assert disk.match("a") == (0, 0) and disk.owner.free_frames == 8 and disk.sound()
+
+
+def test_a_page_goes_into_the_namespace_of_its_row(disk: Place) -> None:
+    worker, other = attach(disk.owner, 2), disk.owner.space(bytes(range(32)), "other", 16, 0, 0)
+    asked = LOCATED_PAGES.pack([LocatedPage(key("a"), FRAME, 1), LocatedPage(key("b"), FRAME, 0)])
+    rows = disk.owner.fetch_located(u32(), DAY_NS, asked, u64(), worker, 8, u32(disk.space, other))
+    assert [page.space for page in PAGES_TO_READ.read(rows)] == [other, disk.space]
+
+
+def test_a_page_of_no_namespace_of_the_message_counts_as_not_located(disk: Place) -> None:
+    pages = [LocatedPage(key(name), FRAME, space) for name, space in (("a", 0), ("b", 1))]
+    granted = fetch_pages(disk, attach(disk.owner, 2), LOCATED_PAGES.pack(pages))
+    assert outcomes(granted) == [ReserveOutcome.GRANTED_TO_FLEET, ReserveOutcome.ABSENT]
 
 
 def test_a_session_asks_the_fleet_while_its_breaker_is_closed(disk: Place) -> None:

@@ -4,15 +4,38 @@ from __future__ import annotations
 
 import math
 import struct
+from array import array
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pagetier.shm import _core
-from pagetier.shm._core import KEY_BYTES, PAGE_ANSWER_LAYOUT, PAGE_REQUEST_LAYOUT, answer_columns, page_requests
+from pagetier.shm._core import (
+    KEY_BYTES,
+    PAGE_ANSWER_LAYOUT,
+    PAGE_REQUEST_LAYOUT,
+    answer_columns,
+    located_columns,
+    located_pages,
+    page_names,
+    page_requests,
+    pages_to_find,
+    spaces_below,
+)
 from pagetier.shm.message_codec import LENGTH, pack, read_answer, read_request
-from pagetier.shm.page_rows import PAGE_ANSWERS, PAGE_REQUESTS, PageAnswer, PageRequest
+from pagetier.shm.page_rows import (
+    LOCATED_PAGES,
+    PAGE_ANSWERS,
+    PAGE_KEYS,
+    PAGE_REQUESTS,
+    PAGE_SIZES,
+    PAGES_TO_FIND,
+    LocatedPage,
+    PageAnswer,
+    PageRequest,
+    PageToFind,
+)
 from pagetier.shm.protocol import Prompt, ProtocolError, Reserve, Reserved, Space
 
 U8, U32, U64 = st.integers(0, 2**8 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
@@ -70,6 +93,42 @@ def test_a_part_of_a_row_is_refused(packed: bytes) -> None:
 @given(requests())
 def test_a_request_is_read_as_it_was_packed(request: Reserve) -> None:
     assert read_request(body(request)) == request
+
+
+@given(st.lists(st.builds(PageToFind, KEYS, U32), max_size=5))
+def test_pages_to_find_are_the_same_rows_in_the_core_and_in_python(pages: list[PageToFind]) -> None:
+    packed = pages_to_find(b"".join(page.key for page in pages), array("I", [page.space for page in pages]))
+    assert packed == PAGES_TO_FIND.pack(pages) and list(PAGES_TO_FIND.read(packed)) == pages
+
+
+@given(st.lists(st.builds(LocatedPage, KEYS, U64, U32), max_size=5))
+def test_located_pages_are_the_same_rows_in_the_core_and_in_python(pages: list[LocatedPage]) -> None:
+    keys, sizes = b"".join(page.key for page in pages), array("Q", [page.size for page in pages])
+    packed = located_pages(keys, sizes, array("I", [page.space for page in pages]))
+    assert packed == LOCATED_PAGES.pack(pages) and list(LOCATED_PAGES.read(packed)) == pages
+    assert located_columns(packed) == (keys, sizes.tobytes()) and PAGE_SIZES.count(sizes.tobytes()) == len(pages)
+    assert PAGE_KEYS.split(keys) == [page.key for page in pages]
+
+
+@given(st.lists(st.builds(PageToFind, KEYS, U32), min_size=1, max_size=5))
+def test_the_highest_namespace_decides_whether_all_are_in_a_table(pages: list[PageToFind]) -> None:
+    packed, highest = PAGES_TO_FIND.pack(pages), max(page.space for page in pages)
+    assert not spaces_below(packed, highest) and (highest == 2**32 - 1 or spaces_below(packed, highest + 1))
+
+
+@given(st.lists(st.text(max_size=9), min_size=1, max_size=3), st.data())
+def test_a_page_is_named_by_the_prefix_of_its_namespace_and_its_key(prefixes: list[str], data: st.DataObject) -> None:
+    numbers = st.integers(0, len(prefixes) - 1)
+    pages = data.draw(st.lists(st.builds(PageToFind, KEYS, numbers), max_size=5))
+    names = page_names(PAGES_TO_FIND.pack(pages), prefixes)
+    assert names == [prefixes[page.space] + page.key.hex() for page in pages]
+
+
+def test_a_page_of_a_namespace_without_a_prefix_has_no_name() -> None:
+    with pytest.raises(IndexError):
+        page_names(PAGES_TO_FIND.pack([PageToFind(bytes(KEY_BYTES), 1)]), ["only"])
+    with pytest.raises(ValueError, match="no whole number"):
+        page_names(bytes(KEY_BYTES), ["only"])
 
 
 @given(U64, ANSWERS, st.text(max_size=99))

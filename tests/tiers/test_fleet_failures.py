@@ -14,6 +14,7 @@ import pytest
 from eventually import PATIENCE_S, eventually
 from faulty_store import DictStore, FaultyStore
 from fleet_pages import OpenedFleet, names_of, read_from
+from pagetier.shm.page_rows import PAGES_TO_FIND, PageToFind
 from pagetier.tiers.base import SKIPPED, Incoming, ReadOutcome, TierError
 from pagetier.tiers.fleet import open_fleet
 from pagetier.tiers.fleet.store_calls import LATE_READ_S, MOST_CALLS, StoreCalls
@@ -193,7 +194,8 @@ def located(opened: OpenedFleet) -> tuple[list[int], str]:
     """Returns the answer to a question for one page."""
     answers: queue.SimpleQueue[tuple[list[int], str]] = queue.SimpleQueue()
     page = outgoing(6)
-    opened.fleet.start_locate(page.key, [0], [page.space], lambda sizes, why: answers.put((sizes.tolist(), why)))
+    asked = PAGES_TO_FIND.pack([PageToFind(page.key, 0)])
+    opened.fleet.start_locate(asked, [page.space], lambda sizes, why: answers.put((sizes.tolist(), why)))
     return answers.get(timeout=PATIENCE_S)
 
 

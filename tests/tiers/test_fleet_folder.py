@@ -9,6 +9,7 @@ import pytest
 
 from fleet_conformance import StoreConformance
 from fleet_pages import BUFFERS, OpenedFleet
+from pagetier.shm.page_rows import PAGES_TO_FIND, PageToFind
 from pagetier.tiers.base import PageName, TierError
 from pagetier.tiers.fleet.object_store import length_and_bytes
 from pagetier.tiers.fleet.objects import object_name, object_names
@@ -69,7 +70,7 @@ class TestOwnMemory(TestPython):
 
 def test_names_of_many_objects_are_those_of_each() -> None:
     pages = [outgoing(number, space=(SPACE, OTHER)[number % 3 == 1]) for number in range(20)]
-    spaces = [int(page.space is OTHER) for page in pages]
-    names = object_names("pre/fix", b"".join(page.key for page in pages), spaces, [SPACE, OTHER])
+    rows = PAGES_TO_FIND.pack(PageToFind(page.key, int(page.space is OTHER)) for page in pages)
+    names = object_names("pre/fix", rows, [SPACE, OTHER])
     assert names == [object_name("pre/fix", PageName(page.space.digest, page.key)) for page in pages]
-    assert object_names("pre/fix", b"", [], []) == []
+    assert object_names("pre/fix", b"", []) == []

@@ -12,6 +12,7 @@ import pytest
 from eventually import PATIENCE_S, eventually
 from fleet_worker_process import SPACE, FleetWorkerProcess
 from index_with_disk import FRAME, key, u32
+from pagetier.shm._core import pages_to_find
 from pagetier.tiers.worker.fleet_worker import QUESTIONS, SILENT_S
 from pagetier.tiers.worker_protocol import (
     Complete,
@@ -125,7 +126,7 @@ def test_a_page_that_has_left_memory_is_not_written(worker: FleetWorkerProcess) 
 
 def test_pages_are_found(worker: FleetWorkerProcess) -> None:
     spread(worker)
-    worker.send(Find(7, key("page1") + key("nowhere"), u32(0, 0), (SPACE,)))
+    worker.send(Find(7, pages_to_find(key("page1") + key("nowhere"), u32(0, 0)), (SPACE,)))
     assert worker.expect(Found) == Found(7, FRAME.to_bytes(8, "little") + bytes(8), "")
 
 
@@ -166,7 +167,7 @@ def test_a_hung_store_fails_a_read_and_the_worker_answers(timed_worker: FleetWor
 def test_more_questions_than_are_asked_at_once_wait_for_the_others(worker: FleetWorkerProcess, folder: Path) -> None:
     (folder / "hang").touch()
     for number in range(3 * QUESTIONS):
-        worker.send(Find(number, key("nowhere"), u32(0), (SPACE,)))
+        worker.send(Find(number, pages_to_find(key("nowhere"), u32(0)), (SPACE,)))
     worker.send(GetState())
     assert worker.expect(FleetReport).state.url, "the worker answers all the time"
     (folder / "hang").unlink()

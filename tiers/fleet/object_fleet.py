@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+from pagetier.shm.page_rows import PAGES_TO_FIND
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import (
     SKIPPED,
@@ -65,21 +66,19 @@ class ObjectFleet:
         objects = [object_name(self._prefix, name) for name in names]
         return self._sizes.of(self.ask(lambda: self._objects.store.sizes(objects)), (name.space for name in names))
 
-    def start_locate(
-        self, keys: bytes, spaces: Sequence[int], table: Sequence[Space], reply: Callable[[array[int], str], None]
-    ) -> None:
-        """Starts to locate pages, given as for object_names(), and returns at once.
+    def start_locate(self, pages: bytes, table: Sequence[Space], reply: Callable[[array[int], str], None]) -> None:
+        """Starts to locate pages, rows of PAGES_TO_FIND, and returns at once.
 
         `reply` takes their sizes and why the store failed, on the thread of the call: an engine waits for the answer,
         and each change of threads takes time. It is not called only if the call does not return. Raises TierError.
         """
-        objects, deadline = object_names(self._prefix, keys, spaces, table), self._objects.deadline()
-        nothing = array("Q", bytes(8 * len(objects)))
+        objects, deadline = object_names(self._prefix, pages, table), self._objects.deadline()
+        nothing = array("Q", [0] * len(objects))
 
         def locate() -> tuple[array[int], str]:
             try:
                 lengths = self._calls.twice(lambda: self._objects.store.sizes(objects), deadline)
-                sizes = self._sizes.of(lengths, (table[space].digest for space in spaces))
+                sizes = self._sizes.of(lengths, (table[page.space].digest for page in PAGES_TO_FIND.read(pages)))
                 return (sizes, "") if len(sizes) == len(objects) else (nothing, _ODD_SIZES)
             except TierError as error:
                 return nothing, str(error)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from itertools import count
 from typing import Final
 
 import msgspec
 
-from pagetier.shm._core import KEY_BYTES
+from pagetier.shm._core import page_names
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import PageName
 
@@ -31,18 +30,15 @@ def object_name(prefix: str, page: PageName) -> str:
     return f"{prefix}/{page.space[:8].hex()}/{page.key.hex()}"
 
 
-def object_names(prefix: str, keys: bytes, spaces: Sequence[int], table: Sequence[Space]) -> list[str]:
-    """Returns what object_name() returns for each of many pages, in a quarter of the time.
+def object_names(prefix: str, pages: bytes, table: Sequence[Space]) -> list[str]:
+    """Returns what object_name() returns for each of many pages, in a small part of the time.
 
     Args:
         prefix: The first part of all names.
-        keys: The keys of the pages, 32 bytes each.
-        spaces: The namespace of each page, as an index into `table`.
+        pages: Rows of PAGES_TO_FIND.
         table: The namespaces.
     """
-    folders = [f"{prefix}/{space.digest[:8].hex()}/" for space in table]
-    digits, width = keys.hex(), 2 * KEY_BYTES
-    return [folders[space] + digits[at : at + width] for space, at in zip(spaces, count(0, width), strict=False)]
+    return page_names(pages, [f"{prefix}/{space.digest[:8].hex()}/" for space in table])
 
 
 class ObjectHeader(msgspec.Struct, frozen=True, kw_only=True):

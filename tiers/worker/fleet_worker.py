@@ -12,6 +12,7 @@ from functools import partial
 from typing import Final
 
 from pagetier.shm.failpoints import point
+from pagetier.shm.page_rows import PAGES_TO_FIND
 from pagetier.shm.process import lower_priority
 from pagetier.shm.safe_event import SafeEvent
 from pagetier.tiers.base import FleetState, Incoming, ReadOutcome, ReadResult, TierError
@@ -42,7 +43,6 @@ SILENT_S: Final = 10.0
 _WAITING: Final = 64  # questions; the daemon answers one that waits for long without the worker
 _WATCH_S: Final = 0.5
 _REMEMBERED: Final = 64
-_U64: Final = 8
 
 
 class FleetWorker:
@@ -138,7 +138,6 @@ class FleetWorker:
 
     def _start_question(self, command: Find) -> None:
         """Starts a question, which is answered from the thread of the store's call."""
-        spaces = array("I", command.spaces)
 
         def reply(sizes: array[int], why: str) -> None:
             point("fleet.located")
@@ -146,9 +145,9 @@ class FleetWorker:
             self._start_waiting()
 
         try:
-            self._fleet.start_locate(command.keys, spaces, command.table, reply)
+            self._fleet.start_locate(command.pages, command.table, reply)
         except TierError as error:
-            reply(array("Q", bytes(_U64 * len(spaces))), str(error))
+            reply(array("Q", [0] * PAGES_TO_FIND.count(command.pages)), str(error))
 
     def _start_waiting(self) -> None:
         """Asks the newest question that waits, since the time of the oldest ones may be over."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 
 import pytest
 
 from bare_engine import Engine
 from disk_daemon import DiskDaemon, evicted
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from numbered_pages import keys_of
-from pagetier.shm._core import Pins
-from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
+from pagetier.shm._core import KEY_BYTES, Pins, located_pages
+from pagetier.shm.protocol import Fetch, Fetched, FetchLocated, FetchOutcome, Space
 from running_daemon import RunningDaemon
 
 FRAMES = 32
@@ -103,6 +104,24 @@ def test_pages_in_use_leave_no_room_for_others(daemon: DiskDaemon, engine: Engin
         assert len(pins) == FRAMES
         assert outcomes == [FetchOutcome.NO_ROOM] * 4
     assert engine.fetch(numbers) == [FetchOutcome.IN_MEMORY] * 4
+
+
+@pytest.mark.parametrize("length", [1, 32, 43, 45, 87])
+def test_located_pages_of_a_wrong_length_are_rejected_with_a_reason(engine: Engine, length: int) -> None:
+    answer = engine.link.ask(FetchLocated(1, bytes(length), 1.0, ()), 10)
+    assert isinstance(answer, Fetched) and answer.outcomes == b""
+    assert "not a whole number of pages" in answer.reason
+
+
+@pytest.mark.parametrize("digests", [[], [bytes(KEY_BYTES)], [bytes(KEY_BYTES), b"short"]])
+def test_located_pages_are_read_from_disk_without_a_fleet(
+    daemon: DiskDaemon, engine: Engine, digests: list[bytes]
+) -> None:
+    numbers = evicted(daemon, engine, 400 + 10 * len(digests), 3)
+    pages = located_pages(keys_of(numbers), array("Q", [1] * 3), array("I", [0, 7, 2**32 - 1]))
+    table = tuple(Space(digest, "any", 16) for digest in digests)
+    answer = engine.link.ask(FetchLocated(1, pages, PATIENCE_S, table), PATIENCE_S)
+    assert isinstance(answer, Fetched) and list(answer.outcomes) == [FetchOutcome.IN_MEMORY] * 3
 
 
 @pytest.mark.parametrize("length", [1, 31, 33, 63])

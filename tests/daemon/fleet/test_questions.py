@@ -9,13 +9,16 @@ import pytest
 from pagetier.daemon.common import loop_clock
 from pagetier.daemon.fleet.absent_pages import AbsentPages
 from pagetier.daemon.fleet.questions import Answered, FleetQuestions
+from pagetier.shm._core import pages_to_find
+from pagetier.shm.page_rows import PAGES_TO_FIND, PageToFind
 from pagetier.shm.protocol import Locate, ProtocolError, Space
 from pagetier.tiers.worker_protocol import Command, Find, Found
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 ASK_S = 0.05
 SPACE = Space(b"d" * 32, "model", 16)
-TWO_PAGES = Locate(7, b"a" * 32 + b"b" * 32, bytes(8), (SPACE,))
+TWO_PAGES = Locate(7, pages_to_find(b"a" * 32 + b"b" * 32, bytes(8)), (SPACE,))
+PAGE = pages_to_find(b"a" * 32, bytes(4))
 
 
 class Asked:
@@ -95,17 +98,17 @@ async def test_an_absent_head_is_asked_for_again_while_other_pages_are_found() -
 @pytest.mark.parametrize(
     "request_",
     [
-        Locate(1, b"a" * 33, bytes(4), (SPACE,)),
-        Locate(1, b"a" * 32, bytes(8), (SPACE,)),
-        Locate(1, b"a" * 32, bytes(4), ()),
-        Locate(1, b"a" * 32, bytes(4), (Space(b"short", "model", 16),)),
-        Locate(1, b"", b"", ()),
+        Locate(1, PAGE + b"a", (SPACE,)),
+        Locate(1, PAGE, ()),
+        Locate(1, PAGES_TO_FIND.pack([PageToFind(b"a" * 32, 1)]), (SPACE,)),
+        Locate(1, PAGE, (Space(b"short", "model", 16),)),
+        Locate(1, b"", ()),
     ],
 )
 async def test_an_invalid_question_is_not_asked(request_: Locate) -> None:
     asked = Asked()
     asked.ask(request_)
-    assert not asked.commands and asked.sizes == [bytes(len(request_.keys) // 32 * 8)]
+    assert not asked.commands and asked.sizes == [bytes(PAGES_TO_FIND.count(request_.pages) * 8)]
     assert asked.questions.counts[Answered.REFUSED] == 1
 
 

@@ -21,10 +21,11 @@ from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.control_socket import Server
 from pagetier.daemon.status.publisher import StatusPublisher
-from pagetier.shm._core import KEY_BYTES, page_requests
+from pagetier.shm._core import FORMAT, KEY_BYTES, page_requests
 from pagetier.shm.protocol import (
     BUILD,
     GREETING_LIMIT,
+    PROTOCOL,
     Attach,
     Check,
     Detach,
@@ -45,7 +46,11 @@ from running_daemon import namespace
 
 PATIENCE_S = 1.5
 SPACE = Space(b"d" * KEY_BYTES, "space", 16)
-OTHER_BUILDS = (Attach("pagetier protocol 9 format 9", 1, "new"), Observe("pagetier 9"))
+OTHER_BUILDS = (
+    Attach("pagetier protocol 9 format 9", 1, "new"),
+    Attach(f"pagetier protocol {PROTOCOL - 1} format {FORMAT}", 1, "old"),
+    Observe("pagetier 9"),
+)
 
 
 @asynccontextmanager
