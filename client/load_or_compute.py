@@ -9,9 +9,11 @@ times are linear in a few quantities whose factors are learned, so that a decisi
 - *Loading* them takes `latency + (tokens + queued) / rate`, where `queued` are the tokens that this engine awaits from
   the tier already. Reads of other engines show in the measured latency and rate.
 
-Nobody knows of a tier that is not read whether it is still slow. So one read in a while is a probe: no request waits
-for it, and if it is fast, loading begins again. And an engine that loads computes only the ends of prompts. So one
-prefix in a while is computed although that seems a little slower, until steps of some length were measured.
+Nobody knows of a tier that is not read whether it is still slow, nor of one from which only short prefixes are read
+how long other ones take. So one read in a while is a probe: no request waits for it, and if it is fast, loading begins
+again. And an engine that loads computes only the ends of prompts. So one prefix in a while is computed although that
+seems slower, until steps of some length were measured, where the measurements allow that it is faster. Its first step
+is no such measurement, since it may do what an engine does once.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ _STEPS: Final = 16  # of each kind that say how fast the engine is, which change
 _LONG: Final = 256  # tokens of a step, from which on the time of longer ones follows
 _PART: Final = 4  # of a prefix is as good, if that is shorter
 _DEAREST: Final = 4.0  # times what loading takes, for a prefix that is computed to measure computing
+_DEARER: Final = 2.0  # times what loading has taken since the last one, that a dearer one may cost
+_FIRST: Final = -1  # the kind of an engine's first step with a prompt: it may take far longer than any later one
 _TRY_S: Final = 2.0  # the least time between two tries
 _PATIENCE: Final = 1.25  # times what computing takes, for a read that should have ended by then
 
@@ -91,7 +95,8 @@ class LoadOrCompute:
     def __init__(self, modes: Mapping[LowerTier, LoadMode] = MappingProxyType({})) -> None:
         self._modes = {tier: modes.get(tier, LoadMode.MEASURED) for tier in LowerTier}
         self._computing = TimeByKind(3, _STEPS)
-        self._tried_at = -math.inf
+        self._has_computed = False
+        self._tried_at, self._loaded_s = -math.inf, 0.0
         self._tiers = {tier: TierSpeed() for tier in LowerTier}
         self._lock = threading.Lock()
 
@@ -105,7 +110,9 @@ class LoadOrCompute:
             seconds: The time that the step took.
         """
         with self._lock:
-            self._computing.learn(tokens.bit_length(), (1.0, tokens, attended), seconds)
+            kind = tokens.bit_length() if self._has_computed or not tokens else _FIRST
+            self._has_computed = self._has_computed or tokens > 0
+            self._computing.learn(kind, (1.0, tokens, attended), seconds)
 
     def decide(self, tier: LowerTier, needed: range, now: float, awaited: int = 0) -> Decision:
         """Decides what becomes of a part of a prompt that a tier has.
@@ -125,9 +132,12 @@ class LoadOrCompute:
             speed = self._tiers[tier]
             loading, computing = speed.expected(len(needed) - awaited, now), self._saved(needed)
             if loading <= computing:
-                tries = not awaited and computing <= _DEAREST * loading and self._take_try(needed, now)
-                return Decision.TRY if tries else Decision.LOAD
-            return Decision.PROBE if speed.take_probe(now) else Decision.COMPUTE
+                if not awaited and self._take_try(needed, computing, loading, now):
+                    return Decision.TRY
+                self._loaded_s += loading
+                return Decision.LOAD
+            probes = speed.take_probe(now, len(needed) - awaited, computing)
+            return Decision.PROBE if probes else Decision.COMPUTE
 
     def asks(self, tier: LowerTier, needed: range, now: float) -> bool:
         """Returns whether a tier is asked for these tokens: if it had them, it would be read, maybe as a probe."""
@@ -135,7 +145,8 @@ class LoadOrCompute:
             return mode is LoadMode.ALWAYS
         with self._lock:
             speed = self._tiers[tier]
-            return speed.probe_is_due(now) or speed.expected(len(needed), now) <= self._saved(needed)
+            tokens, computing = len(needed), self._saved(needed)
+            return speed.expected(tokens, now) <= computing or speed.probe_is_due(now, tokens, computing)
 
     def longest_wait(self, tier: LowerTier, needed: range) -> float:
         """Returns for how many seconds a request waits for these tokens: a little longer than computing takes.
@@ -151,7 +162,7 @@ class LoadOrCompute:
     def probe(self, tier: LowerTier, now: float) -> Decision:
         """Decides what becomes of tokens that cannot come in time; see decide()."""
         with self._lock:
-            return Decision.PROBE if self._tiers[tier].take_probe(now) else Decision.COMPUTE
+            return Decision.PROBE if self._tiers[tier].take_probe(now, 0, 0.0) else Decision.COMPUTE
 
     def part_in_time(self, tier: LowerTier, tokens: int, seconds: float) -> float:
         """Returns which part of these tokens a tier brings within some seconds, at most 1."""
@@ -184,17 +195,22 @@ class LoadOrCompute:
         with self._lock:
             self._tiers[read.tier].end(read, part, now)
 
-    def _take_try(self, needed: range, now: float) -> bool:
+    def _take_try(self, needed: range, computing: float, loading: float, now: float) -> bool:
         """Returns whether a prefix is computed because the time of that is only known from far shorter steps."""
-        long = min(_LONG, len(needed) // _PART)
-        if self._computing.weight(long.bit_length()) >= 1 or now < self._tried_at + _TRY_S:
+        if now < self._tried_at + _TRY_S:
             return False
-        self._tried_at = now
-        return True
+        if computing <= _DEAREST * loading:
+            tries = self._computing.weight(min(_LONG, len(needed) // _PART).bit_length()) < 1
+        else:
+            affordable = computing - loading <= _DEARER * self._loaded_s
+            tries = affordable and self._computing.least(_quantities(needed)) < loading
+        if tries:
+            self._tried_at, self._loaded_s = now, 0.0
+        return tries
 
     def _saved(self, needed: range) -> float:
         """Returns the seconds that computing these tokens takes; infinite before any were computed."""
-        return self._computing.seconds((0.0, len(needed), attended(needed)))
+        return self._computing.seconds(_quantities(needed))
 
 
 class ProcessRule:
@@ -228,3 +244,8 @@ class ProcessRule:
 def attended(tokens: range) -> float:
     """Returns the sum over these tokens of the number of tokens before each of them."""
     return len(tokens) * (tokens.start + tokens.stop - 1) / 2
+
+
+def _quantities(tokens: range) -> tuple[float, float, float]:
+    """Returns what the time to compute these tokens depends on, without that of a step."""
+    return 0.0, len(tokens), attended(tokens)

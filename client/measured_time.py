@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 _SURPRISE: Final = 2.0  # times what was expected: an outlier, or the begin of another speed
@@ -12,6 +12,7 @@ _SHORTEST_S: Final = 1e-9  # of a measurement
 # Decide how a time is divided among quantities that have always had the same proportion: the constant gets nothing.
 _DAMPING: Final = 1e-7
 _DAMPING_OF_CONSTANT: Final = 1e-4
+_NOISE: Final = 0.2  # of a measurement, by which it may say too much: four times what is usual
 _FADING: Final = 0.999  # what measurements of a kind count after each one of any kind
 
 
@@ -54,6 +55,22 @@ class _Equations:
                 return [found.get(at, 0.0) for at in self._among]
             used.remove(least)
         return [0.0 for _ in self._among]
+
+    def least(self, quantities: Sequence[float]) -> float:
+        """Returns the least time that the factors allow, since measurements are noisy; 0 before the first one.
+
+        The error is that of a line, whose quantities are the constant and what the others take together.
+        """
+        factors = self.solved()
+        others = [0.0, *factors[1:]]
+        products = [_sum_of_products(row, others) for row in self._squares]
+        constants, both, squares = self._squares[0][0], products[0], _sum_of_products(products, others)
+        certain = (1 + _DAMPING_OF_CONSTANT) * constants * squares - both**2
+        if certain <= 0:
+            return 0.0
+        constant, other = float(quantities[0]), _sum_of_products(others, quantities)
+        variance = (squares * constant**2 - 2 * both * constant * other + constants * other**2) / certain
+        return max(0.0, factors[0] * constant + other - _NOISE * math.sqrt(max(0.0, variance)))
 
     def _solved(self, used: Sequence[int]) -> list[float]:
         """Returns the factors of the quantities in `used` if there are no others, by Gaussian elimination."""
@@ -157,10 +174,7 @@ class TimeByKind:
         if not self._kinds:
             return math.inf
         if self._factors is None:
-            equations = _Equations(self._quantities)
-            for kind, measured in self._kinds.items():
-                equations.add_all(measured.equations, self._faded(kind))
-            self._factors = equations.solved()
+            self._factors = self._equations(self._kinds).solved()
         return _sum_of_products(self._factors, quantities)
 
     def learn(self, kind: int, quantities: Sequence[float], seconds: float) -> None:
@@ -174,6 +188,16 @@ class TimeByKind:
     def weight(self, least: int) -> float:
         """Returns how many measurements count of the kinds from `least` on. It falls slowly while others are added."""
         return math.fsum(one.weight * self._faded(kind) for kind, one in self._kinds.items() if kind >= least)
+
+    def least(self, quantities: Sequence[float]) -> float:
+        """Returns the least time that the measurements of kinds from 0 on allow, since they are noisy."""
+        return self._equations(kind for kind in self._kinds if kind >= 0).least(quantities)
+
+    def _equations(self, kinds: Iterable[int]) -> _Equations:
+        equations = _Equations(self._quantities)
+        for kind in kinds:
+            equations.add_all(self._kinds[kind].equations, self._faded(kind))
+        return equations
 
     def _faded(self, kind: int) -> float:
         return _FADING ** (self._learned - self._latest[kind])

@@ -50,7 +50,7 @@ class TierSpeed:
         self._time = MeasuredTime(2, _READS)
         self._sent: list[SentRead] = []  # in the order in which they were sent
         self._judged_until = -math.inf  # when the latest read was sent that has ended
-        self._read_at = -math.inf
+        self._read_at = self._probed_at = -math.inf
         self._reads_since = 0
 
     @property
@@ -63,8 +63,14 @@ class TierSpeed:
         A read in progress counts for the time that it has taken so far, unless a later one has ended before it.
         """
         learned = self._time.seconds((1.0, tokens + self._queued)) if self._time.known else 0.0
-        late = next((now - read.sent_at for read in self._sent if read.sent_at >= self._judged_until), 0.0)
-        return max(learned, late)
+        return max(learned, self._late(now))
+
+    def _least(self, tokens: int, now: float) -> float:
+        """Returns the least seconds that such a read takes: far less than expected if only shorter ones were read."""
+        return max(self._time.equations.least((1.0, tokens + self._queued)), self._late(now))
+
+    def _late(self, now: float) -> float:
+        return next((now - read.sent_at for read in self._sent if read.sent_at >= self._judged_until), 0.0)
 
     def part_in_time(self, tokens: int, seconds: float) -> float:
         """Returns which part of these tokens come within some seconds, at most 1."""
@@ -74,17 +80,21 @@ class TierSpeed:
         reading = self._time.seconds((0.0, tokens))
         return min(1.0, max(0.0, seconds - latency) / reading) if reading else float(latency <= seconds)
 
-    def probe_is_due(self, now: float) -> bool:
-        """Returns whether a read is due only to measure the tier."""
-        waited = now - self._read_at
+    def probe_is_due(self, now: float, tokens: int, computing: float) -> bool:
+        """Returns whether a read of so many tokens, which are computed in `computing` seconds, measures the tier.
+
+        Other reads say enough, unless they leave open whether such a one is faster than computing.
+        """
+        is_open = self._least(tokens, now) < computing
+        waited = now - (self._probed_at if is_open else self._read_at)
         return waited >= _PROBE_S and (self._reads_since >= _PROBE_READS or waited >= _PROBE_LATEST_S)
 
-    def take_probe(self, now: float) -> bool:
+    def take_probe(self, now: float, tokens: int, computing: float) -> bool:
         """Counts a prefix for which the tier is too slow, and returns whether it is read as a probe."""
         self._reads_since += 1
-        if not self.probe_is_due(now):
+        if not self.probe_is_due(now, tokens, computing):
             return False
-        self._read_at, self._reads_since = now, 0
+        self._read_at, self._probed_at, self._reads_since = now, now, 0
         return True
 
     def send(self, read: SentRead) -> SentRead:

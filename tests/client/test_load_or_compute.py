@@ -182,6 +182,25 @@ def test_a_tier_that_hangs_wastes_at_most_a_tenth() -> None:
         assert rule.decide(LowerTier.DISK, range(1000), 3100.0) is Decision.LOAD
 
 
+def test_a_long_prefix_is_read_to_measure_the_tier_where_only_short_ones_were() -> None:
+    """Short reads leave open whether the tier is slow for each token, or only to begin with."""
+    rule, world = taught(World(token=5e-4)), World(latency=0.5, read=0.0)
+    for at in range(10):
+        read_once(rule, world, 500, 100.0 + at)
+    decisions = [rule.decide(LowerTier.DISK, range(20_000), now) for now in (109.6, 110.0, 113.5, 113.7)]
+    assert decisions == [Decision.PROBE, Decision.COMPUTE, Decision.COMPUTE, Decision.PROBE]
+    read_once(rule, world, 20_000, 113.7)
+    assert rule.decide(LowerTier.DISK, range(20_000), 115.0) is Decision.LOAD
+
+
+def test_a_prefix_is_not_read_to_measure_the_tier_where_other_reads_say_enough() -> None:
+    world = World(token=5e-4, latency=0.0, read=1e-3)
+    rule = taught(world)
+    for at in range(5):
+        read_once(rule, world, 500, 100.0 + 10 * at)
+        assert rule.decide(LowerTier.DISK, range(20_000), 101.0 + 10 * at) is Decision.COMPUTE
+
+
 @pytest.mark.parametrize("each_s", [0.005, 0.1, 1.0])
 def test_a_tier_that_recovers_is_loaded_from_within_ten_seconds(each_s: float) -> None:
     """Until then few reads are probes: one in two seconds at most, and one in a hundred if that is more than one in

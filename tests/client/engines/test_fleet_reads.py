@@ -102,8 +102,8 @@ def reads_of(client: Any = None, limits: FleetLimits = LIMITS, *, works: bool = 
 
 def learn(rule: LoadOrCompute, seconds: float) -> None:
     """Lets a rule know how long four pages take to compute."""
-    rule.computed(2 * _PAGE_TOKENS, 0, seconds / 2)
-    rule.computed(4 * _PAGE_TOKENS, 0, seconds)
+    for pages in (1, 2, 4):
+        rule.computed(pages * _PAGE_TOKENS, 0, seconds * pages / 4)
 
 
 def asked(reads: FleetReads, prompt: int = 1) -> FleetRead:
