@@ -105,12 +105,12 @@ class TierSpeed:
         return read
 
     def end(self, read: SentRead, part: float, now: float) -> None:
-        """Learns from a read that has ended, unless it was refused."""
+        """Learns from a read that has ended, unless it was refused, or all of its pages were awaited already."""
         if read not in self._sent:
             return
         self._sent.remove(read)
         took = now - read.sent_at
-        if part < 1 and took < _NO_ANSWER * read.timeout:
+        if not read.tokens or (part < 1 and took < _NO_ANSWER * read.timeout):
             return
         self._judged_until = max(self._judged_until, read.sent_at)
         self._time.learn((1.0, read.tokens + read.queued), took / max(part, _LEAST_PART))
