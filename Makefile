@@ -63,7 +63,7 @@ help:
 	@echo "make gpu-bundle  the wheels that a machine with a GPU may lack, in build/gpu-bundle"
 	@echo "make gpu-rehearsal  the same steps without a GPU, in a Python that has nothing but torch and Triton"
 	@echo "make wheel   build manylinux wheels for x86-64 and aarch64 in dist, and try them and an image"
-	@echo "make man     generate the manual pages, docs/configuration.md and docs/metrics.md"
+	@echo "make man     generate the manual pages, and docs/{commands,configuration,metrics}.md"
 	@echo "make venv    create only the virtual environment, in $(VENV)"
 	@echo "make environments  the environments of engines and stores, shared by all clones on this machine"
 	@echo "make clean-environments  remove those of other requirements"

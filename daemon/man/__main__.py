@@ -1,4 +1,4 @@
-"""`python -m pagetier.daemon.man FOLDER` writes the manual pages, configuration.md and metrics.md there."""
+"""`python -m pagetier.daemon.man FOLDER` writes the manual pages and the generated pages there."""
 
 from __future__ import annotations
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 from itertools import groupby
-from typing import Final
 
 import click
 import msgspec
@@ -15,6 +13,7 @@ from pagetier.daemon.config.cli_options import table_subject
 from pagetier.daemon.config.fields import Field, fields
 from pagetier.daemon.config.live_settings import AT_ONCE
 from pagetier.daemon.main import main as pagetierd
+from pagetier.daemon.man.commands import bench_command, commands_page, help_of, write_commands, write_options
 from pagetier.daemon.man.configuration_page import configuration_page
 from pagetier.daemon.man.metrics_reference import metrics_reference
 from pagetier.daemon.man.roff import Roff
@@ -28,10 +27,10 @@ def pagetier_page(release: str) -> str:
     page = Roff("pagetier", 1, release)
     page.section("name").text("pagetier - inspect and control the KV cache daemon of this host")
     page.section("synopsis").text("`pagetier` COMMAND [OPTIONS]")
-    page.section("description").text(_help(pagetier))
+    page.section("description").text(help_of(pagetier))
     page.section("commands")
     with click.Context(pagetier, info_name="pagetier") as ctx:
-        _commands(page, pagetier, ctx)
+        write_commands(page, pagetier, ctx)
     _exits(page, list(Exit))
     page.section("shell completion").text(_COMPLETION).lines(_COMPLETION_LINES)
     page.section("see also").text(_SEE_ALSO)
@@ -46,19 +45,16 @@ _COMPLETION_LINES = (
 )
 
 
-_BENCH: Final = "pagetier.client.cli.bench.command"  # as text, since the daemon does not import the client
-
-
 def bench_page(release: str) -> str:
     """Returns pagetier-bench(1)."""
-    bench: click.Group = importlib.import_module(_BENCH).main
+    bench = bench_command()
     page = Roff("pagetier-bench", 1, release)
     page.section("name").text("pagetier-bench - measure engines, caches and copies on this host")
     page.section("synopsis").text("`pagetier-bench` COMMAND [OPTIONS]")
-    page.section("description").text(_help(bench))
+    page.section("description").text(help_of(bench))
     page.section("commands")
     with click.Context(bench, info_name="pagetier-bench") as ctx:
-        _commands(page, bench, ctx)
+        write_commands(page, bench, ctx)
     page.section("see also").text(_SEE_ALSO)
     return str(page)
 
@@ -70,10 +66,10 @@ def pagetierd_page(release: str) -> str:
         "pagetierd - keep KV pages in host memory and on disk for the inference engines of a host"
     )
     page.section("synopsis").text("`pagetierd` [--config FILE] [OPTIONS]")
-    page.section("description").text(_help(pagetierd))
+    page.section("description").text(help_of(pagetierd))
     page.section("options")
     with click.Context(pagetierd, info_name="pagetierd") as ctx:
-        _options(page, pagetierd, ctx)
+        write_options(page, pagetierd, ctx)
     page.section("log").text(_LOG)
     page.section("reload").text(_RELOAD)
     _exits(page, [Exit.OK, Exit.USAGE, Exit.REFUSED, Exit.UNFIT])
@@ -87,34 +83,6 @@ values of the message as fields. If stderr belongs to journald, lines begin with
 
 _RELOAD = """SIGHUP (`systemctl reload pagetierd`) reloads the configuration. Settings that change at once are listed in
 `pagetierd.toml`(5); the log names the others, which need a restart. An invalid configuration changes nothing."""
-
-
-def _commands(page: Roff, group: click.Group, ctx: click.Context) -> None:
-    """Writes all commands of a group, and those of the groups in it."""
-    for name in group.list_commands(ctx):
-        command = group.get_command(ctx, name)
-        assert command is not None
-        child = click.Context(command, parent=ctx, info_name=name)
-        _command(page, command, child)
-        if isinstance(command, click.Group):
-            _commands(page, command, child)
-
-
-def _command(page: Roff, command: click.Command, ctx: click.Context) -> None:
-    page.subsection(f"{ctx.command_path} {' '.join(command.collect_usage_pieces(ctx))}")
-    page.text(_help(command))
-    _options(page, command, ctx)
-
-
-def _options(page: Roff, command: click.Command, ctx: click.Context) -> None:
-    for parameter in command.get_params(ctx):
-        record = parameter.get_help_record(ctx)
-        if record is not None and record[1] and "--help" not in record[0]:
-            page.item(*record)
-
-
-def _help(command: click.Command) -> str:
-    return (command.help or "").replace("\f", "")
 
 
 def _exits(page: Roff, codes: list[Exit]) -> None:
@@ -197,4 +165,8 @@ def manual() -> dict[str, str]:
 def documents() -> dict[str, str]:
     """Returns the text of each generated file by its path below docs."""
     pages = {f"man/{name}": text for name, text in manual().items()}
-    return pages | {"configuration.md": configuration_page(), "metrics.md": metrics_reference()}
+    return pages | {
+        "commands.md": commands_page(),
+        "configuration.md": configuration_page(),
+        "metrics.md": metrics_reference(),
+    }

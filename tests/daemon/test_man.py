@@ -12,6 +12,7 @@ from pagetier.daemon.cli import COMMANDS
 from pagetier.daemon.cli.pages import PAGE_COMMANDS
 from pagetier.daemon.config.fields import fields
 from pagetier.daemon.man.content import documents, manual
+from pagetier.daemon.man.markdown import Markdown
 from pagetier.daemon.man.roff import Roff
 from pagetier.shm.exit_codes import Exit
 
@@ -63,3 +64,18 @@ def test_lines_that_begin_like_a_roff_request_are_escaped() -> None:
     assert "\n\\&.SH \\fBno\\fR order\n" in page
     assert "\n\\&\\(aqnor this\n" in page
     assert "\\fB\\-x\\fR\na\\eb\n" in page
+
+
+def test_every_command_is_on_the_page_of_commands() -> None:
+    page = documents()["commands.md"]
+    for name in COMMANDS:
+        assert f"\n### pagetier {name} " in page and f"\n| `{name}` | " in page
+    for name in PAGE_COMMANDS:
+        assert f"\n### pagetier pages {name} " in page
+
+
+def test_lines_break_outside_of_code_and_cells_are_escaped() -> None:
+    code = f"`{'a b ' * 20}`"
+    page = str(Markdown("x").text(f"{'word ' * 9}{code} end").item("-x [a|b]", "from 1<=x  on").section("y"))
+    assert f"\n{code}" in page
+    assert page.endswith("\n\n| option | meaning |\n| -- | -- |\n| `-x [a\\|b]` | from 1\\<=x on |\n\n## y\n")
