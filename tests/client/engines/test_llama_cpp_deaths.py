@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,19 +13,28 @@ import pytest
 pytest.importorskip("gguf")
 pytest.importorskip("xllamacpp")
 
-from disk_daemon import write_through
+from disk_daemon import DiskDaemon, write_through
+from disk_stores import StoreKind, settings_of
 from fleet_host import PATIENT, FleetHost
 from llama_driver import Model
 from llama_host import Answer, answer_in_process, ask, digest_of, llama_host, llama_process, prompt_of, uncached
+from pagetier.shm._core import compresses_fast
 from running_daemon import RunningDaemon
 
 pytest_plugins = ("llama_model",)
+
 PAGE = 64
 PROMPT = prompt_of(5 * PAGE + 3, seed=50)
 
 
-def stored_by_a_process(model: Path, socket: Path) -> Answer:
-    return answer_in_process(model, socket, PROMPT)
+def compresses(daemon: DiskDaemon) -> bool:
+    """Returns whether pages on disk take less room than their bytes, as the index counts it."""
+    header = daemon.header()
+    return header.disk_used_frames * header.frame_bytes < header.disk_bytes
+
+
+def stored_by_a_process(model: Path, socket: Path, **params: Any) -> Answer:
+    return answer_in_process(model, socket, PROMPT, **params)
 
 
 def test_a_host_that_is_killed_while_it_stores_leaves_no_wrong_page(model: Model) -> None:
@@ -73,15 +83,18 @@ def test_a_host_continues_when_the_daemon_is_killed(model: Model) -> None:
         assert np.array_equal(logits, uncached(model, PROMPT))
 
 
-def test_pages_are_loaded_from_disk_after_a_restart(model: Model) -> None:
-    expected = digest_of(uncached(model, PROMPT))
-    with write_through() as daemon:
-        assert stored_by_a_process(model.path, daemon.socket) == Answer(0, expected)
+@pytest.mark.parametrize(("kind", "page"), [("files", PAGE), ("compressed", 2 * PAGE)])
+def test_pages_are_loaded_from_disk_after_a_restart(model: Model, kind: StoreKind, page: int) -> None:
+    expected = digest_of(uncached(model, PROMPT, n_ubatch=page))
+    hit = len(PROMPT) // page * page
+    with write_through(*settings_of(kind), "--set", "arena.frame_size=4KiB") as daemon:
+        assert stored_by_a_process(model.path, daemon.socket, n_ubatch=page) == Answer(0, expected)
         daemon.until_written()
+        assert compresses(daemon) == (kind == "compressed" and compresses_fast())
         daemon.stop()
         daemon.open()
-        assert stored_by_a_process(model.path, daemon.socket) == Answer(5 * PAGE, expected)
-        assert daemon.snapshot().lookups.disk_tokens == 5 * PAGE, "the lookup counts once"
+        assert stored_by_a_process(model.path, daemon.socket, n_ubatch=page) == Answer(hit, expected)
+        assert daemon.snapshot().lookups.disk_tokens == hit, "the lookup counts once"
 
 
 def test_another_host_of_the_fleet_loads_them(model: Model, tmp_path: Path) -> None:
