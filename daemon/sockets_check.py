@@ -13,7 +13,7 @@ from typing import Final
 
 from pagetier.daemon.config.address import Address
 from pagetier.daemon.config.schema import AccessOptions, Config
-from pagetier.daemon.host.listening_socket import SocketError, check_folder
+from pagetier.daemon.host.listening_socket import SocketError, check_folder, why_closed
 from pagetier.daemon.http.listening_sockets import open_address
 from pagetier.daemon.running_daemon import has_port
 from pagetier.daemon.segments_check import FoundDaemon
@@ -49,21 +49,30 @@ def check_http_sockets(config: Config, daemon: FoundDaemon | None) -> None:
 
 
 def _check_path(path: Path, setting: str, daemon: FoundDaemon | None) -> None:
+    _check_present(path, setting, daemon)  # before the folder, as the start does
     check_folder(path, setting)
+
+
+def _check_present(path: Path, setting: str, daemon: FoundDaemon | None) -> None:
+    """Raises SocketError if the start would not replace the file at a path."""
     try:
         found = path.lstat()
     except OSError:
         return
     if not stat.S_ISSOCK(found.st_mode):
         raise SocketError(f"{path} exists and is not a socket: remove it, or set another {setting}")
-    listener = _listener(path)
+    listener = _listener(path, setting)
     if listener is None or (daemon is not None and (daemon.pid == listener or 0 in (daemon.pid, listener))):
         return
     raise SocketError(f"another daemon listens on {path}: stop it, or set another {setting}")
 
 
-def _listener(path: Path) -> int | None:
-    """Returns the PID of the process that listens on a path, 0 if it cannot be seen; None if no process does."""
+def _listener(path: Path, setting: str) -> int | None:
+    """Returns the PID of the process that listens on a path, 0 if it cannot be seen; None if no process does.
+
+    Raises:
+        SocketError: This user may not open the socket.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PROBE_S)
         try:
@@ -71,6 +80,8 @@ def _listener(path: Path) -> int | None:
             return peer_credentials(probe)[0]
         except (ConnectionRefusedError, FileNotFoundError):
             return None
+        except PermissionError:
+            raise SocketError(why_closed(path, setting)) from None
         except OSError:
             return 0
 

@@ -197,7 +197,7 @@ def _clear(path: Path, setting: str) -> None:
         found = path.lstat()
         if not stat.S_ISSOCK(found.st_mode):
             raise SocketError(f"{path} exists and is not a socket: remove it, or set another {setting}")
-        if _answers(path):
+        if _answers(path, setting):
             raise SocketError(f"another daemon listens on {path}: stop it, or set another {setting}")
         path.unlink(missing_ok=True)
     except FileNotFoundError:
@@ -206,13 +206,22 @@ def _clear(path: Path, setting: str) -> None:
         raise SocketError(_why_unusable(path, setting, error)) from error
 
 
-def _answers(path: Path) -> bool:
+def why_closed(path: Path, setting: str) -> str:
+    """Returns what to do about another user's socket, of which this user cannot see whether a daemon listens on it."""
+    why = f"user {os.geteuid()} may not open {path} of user {path.lstat().st_uid}"
+    return f"{why}: if no daemon listens on it, have root remove it; or set another {setting}"
+
+
+def _answers(path: Path, setting: str) -> bool:
+    """Returns whether a daemon listens on a path. Raises SocketError if this user may not open it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PROBE_S)
         try:
             probe.connect(os.fspath(path))
         except (ConnectionRefusedError, FileNotFoundError):
             return False
+        except PermissionError:
+            raise SocketError(why_closed(path, setting)) from None
         except OSError:
             return True
     return True

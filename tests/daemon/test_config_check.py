@@ -123,6 +123,19 @@ def test_a_check_by_a_user_who_may_not_create_the_socket_fails_as_the_start_woul
 
 
 @as_root
+def test_a_socket_that_a_killed_daemon_of_root_has_left_is_not_said_to_be_listened_on(name: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="pagetier-test-") as place, socket.socket(socket.AF_UNIX) as left:
+        Path(place).chmod(0o755)
+        left.bind(f"{place}/s")
+        Path(f"{place}/s").chmod(0o660)
+        given = sets(f"name={name}", "arena.size=8MiB", f"socket={place}/s")
+        checked, started = (pagetierd(*given, *more, code=CHECK_AS_NOBODY) for more in (("--check",), ()))
+    assert (checked.code, started.code) == (Exit.REFUSED, Exit.REFUSED), checked.text + started.text
+    assert checked.reported == started.reported
+    assert f"user 65534 may not open {place}/s of user 0: if no daemon listens on it, have root" in started.reported
+
+
+@as_root
 def test_a_disk_folder_that_this_user_may_not_write_to_is_a_warning_with_the_command(name: str) -> None:
     with tempfile.TemporaryDirectory(prefix="pagetier-test-") as place:
         Path(place).chmod(0o777)
