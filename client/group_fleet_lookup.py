@@ -20,6 +20,7 @@ from pagetier.client.pending_request import PendingRequest
 from pagetier.shm._core import Session, located_pages, pages_to_find
 from pagetier.shm.page_rows import PAGE_KEYS
 from pagetier.shm.protocol import Located, Space
+from pagetier.shm.row_arrays import flags_of, sizes_of
 
 _MOST_PAGES: Final = 4096
 """The most pages of one question: the daemon answers within `remote.ask_timeout`, and more are rarely read."""
@@ -148,8 +149,8 @@ class GroupLocation:
         """
         if self._session is None or not self.wait(0.0):
             return None
-        sizes = np.frombuffer(self._pending.wait(0.0).sizes, "<u8").astype(np.int64)
-        on_host = np.frombuffer(self._session.locate(self._question.keys), np.uint8) != 0
+        sizes = sizes_of(self._pending.wait(0.0).sizes).astype(np.int64)
+        on_host = flags_of(self._session.locate(self._question.keys)) != 0
         begins, grain = self.match.available_tokens, grain_of(asked.group for asked in self.match.groups)
         ends = np.arange(begins + grain, self._question.ends + 1, grain, dtype=np.int64)
         lacking, nbytes = np.zeros(len(ends), np.int64), np.zeros(len(ends), np.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -13,9 +13,9 @@ import numpy.typing as npt
 from pagetier.client.groups import EVERYTHING, FullAttention, Group
 from pagetier.client.keys import Keys
 from pagetier.client.match import Match, MatchHandle
-from pagetier.shm._core import KEY_BYTES, Session, miss
-
-_KEY: Final = np.dtype(("V", KEY_BYTES))
+from pagetier.shm._core import Session, miss
+from pagetier.shm.page_rows import PAGE_KEYS
+from pagetier.shm.row_arrays import keys_of
 
 
 class GroupKeys(msgspec.Struct, frozen=True):
@@ -138,7 +138,7 @@ class GroupMatch(msgspec.Struct, frozen=True, eq=False):
         """Returns the end of each page that is not pinned, in tokens, and its key. Pinned pages come before them."""
         page_tokens, pages = asked.group.page_tokens, asked.group.pages(tokens)
         first = max(pages.start, self.tokens // page_tokens)
-        keys = np.frombuffer(asked.keys[first : pages.stop].data, _KEY)
+        keys = keys_of(asked.keys[first : pages.stop].data)
         return np.arange(first + 1, first + 1 + len(keys), dtype=np.int64) * page_tokens, keys
 
     def release(self) -> None:
@@ -203,8 +203,8 @@ def sample(session: Session, match: GroupMatch) -> None:
     for asked in match.groups:
         if asked.group.needs == EVERYTHING:
             page_tokens = asked.group.page_tokens
-            keys = asked.keys.data[: match.asked // page_tokens * KEY_BYTES]
-            session.sample(keys, min(match.available_tokens // page_tokens, len(keys) // KEY_BYTES))
+            keys = PAGE_KEYS.part(asked.keys.data, 0, match.asked // page_tokens)
+            session.sample(keys, min(match.available_tokens // page_tokens, PAGE_KEYS.count(keys)))
 
 
 def _checked(groups: Sequence[GroupKeys]) -> tuple[GroupKeys, ...]:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.shm._core import KEY_BYTES, keys_of_hashes
+from pagetier.shm.page_rows import PAGE_KEYS
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # collections.abc has it from 3.12 on
@@ -147,17 +148,17 @@ def digests_of(digests: object) -> Iterable[bytes]:
 
 
 def _split(digests: object) -> Iterator[bytes]:
-    data = _buffer(digests)
-    return (data[at : at + KEY_BYTES] for at in range(0, len(data), KEY_BYTES))
+    return iter(PAGE_KEYS.split(_buffer(digests)))
 
 
 def _buffer(digests: object) -> bytes:
     view = _view(digests)
     if view is None or view.format not in ("B", "b", "c"):
         raise TypeError(f"digests must be a sequence of bytes or one buffer of bytes, not {type(digests).__name__}")
-    if view.nbytes % KEY_BYTES:
+    data = view.tobytes()
+    if not PAGE_KEYS.is_whole(data):
         raise ValueError(f"digests in one buffer have {KEY_BYTES} bytes each: {view.nbytes} is not a multiple of that")
-    return view.tobytes()
+    return data
 
 
 def mixed_into(hashes: object, digest: bytes) -> bytes:
@@ -170,7 +171,7 @@ def mixed_into(hashes: object, digest: bytes) -> bytes:
     if is_sequence(hashes):
         return keys_of_hashes(list(hashes), digest)
     data = _buffer(hashes)
-    pattern = np.frombuffer(digest * (len(data) // KEY_BYTES), np.uint64)
+    pattern = np.frombuffer(digest * PAGE_KEYS.count(data), np.uint64)
     return (np.frombuffer(data, np.uint64) ^ pattern).tobytes()
 
 

@@ -11,8 +11,9 @@ from msgspec.structs import force_setattr
 from pagetier.client.arguments import seconds_of
 from pagetier.client.attachment import Attachment
 from pagetier.client.keys import Keys, require_keys
-from pagetier.shm._core import KEY_BYTES, HintKind
+from pagetier.shm._core import HintKind
 from pagetier.shm.daemon_link import LinkError
+from pagetier.shm.page_rows import PAGE_KEYS
 from pagetier.shm.protocol import HINT_KEYS, HintPages
 
 _TTL_S: Final = 300.0
@@ -104,10 +105,9 @@ def send_hint(attachment: Attachment, keys: Keys, hint: Hint, timeout: float) ->
     linked = attachment.linked
     if linked is None or not linked.takes_hints:
         return False
-    most = HINT_KEYS * KEY_BYTES
     try:
-        for at in range(0, len(keys.data), most):
-            linked.link.send(HintPages(0, keys.data[at : at + most], hint.kind, hint.ttl), timeout)
+        for part in PAGE_KEYS.batches(keys.data, HINT_KEYS):
+            linked.link.send(HintPages(0, part, hint.kind, hint.ttl), timeout)
     except LinkError:
         return False
     return True

@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from pagetier.client.keys import Keys
 from pagetier.shm._core import Pins, miss
+from pagetier.shm.page_rows import PAGE_SERIALS
+from pagetier.shm.row_arrays import sizes_of
 
 
 class MatchHandle(msgspec.Struct, frozen=True):
@@ -31,7 +33,7 @@ class MatchHandle(msgspec.Struct, frozen=True):
     serials: bytes
 
     def __len__(self) -> int:
-        return len(self.serials) // 8
+        return PAGE_SERIALS.count(self.serials)
 
     def __repr__(self) -> str:
         return f"<MatchHandle of {len(self)} pages>"
@@ -83,7 +85,7 @@ class Match(Pins):
     @property
     def page_sizes(self) -> npt.NDArray[np.uint64]:
         """The size of each pinned page in bytes (u64); empty after release()."""
-        return np.frombuffer(self.sizes, dtype=np.uint64)
+        return sizes_of(self.sizes)
 
     def again(self) -> Match:
         """Returns a second match of the same keys for the same request, for example after a prefetch.

@@ -42,9 +42,10 @@ from pagetier.client.reservation import Reservation
 from pagetier.client.session_lookups import count_lookup, sample_lookup
 from pagetier.client.store_result import StoreResult
 from pagetier.kernels.host.buffers import Access, HostBuffers, pages_of
-from pagetier.shm._core import KEY_BYTES, Session, miss
+from pagetier.shm._core import Session, miss
 from pagetier.shm.clock import Deadline
 from pagetier.shm.failpoints import point
+from pagetier.shm.page_rows import PAGE_KEYS
 from pagetier.shm.socket_path import default_socket
 
 _COPY_THREADS = 4
@@ -186,7 +187,7 @@ class PageClient:
         attachment = self._own_attachment()
         pending = prefetch_request(attachment, keys, self._seconds(timeout), fleet)
         pending.send_and_leave(self._seconds(None))
-        return Prefetch(pending, len(keys) // KEY_BYTES)
+        return Prefetch(pending, PAGE_KEYS.count(keys))
 
     def load(
         self,

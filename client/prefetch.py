@@ -9,7 +9,7 @@ from pagetier.client.attachment import Attachment
 from pagetier.client.fleet_lookup import FleetPages
 from pagetier.client.pending_request import PendingRequest
 from pagetier.shm import clock
-from pagetier.shm._core import KEY_BYTES
+from pagetier.shm.page_rows import PAGE_KEYS
 from pagetier.shm.protocol import Answer, Fetch, Fetched, FetchLocated, FetchOutcome
 
 RESPONSE_S: Final = 0.1
@@ -73,7 +73,7 @@ def prefetch_request(
         fleet: These pages as they were located in the fleet.
     """
     linked = attachment.linked if keys else None
-    pages, due = len(keys) // KEY_BYTES, clock.now() + disk_timeout + RESPONSE_S
+    pages, due = PAGE_KEYS.count(keys), clock.now() + disk_timeout + RESPONSE_S
 
     def request(number: int) -> Fetch | FetchLocated:
         if fleet is None:

@@ -18,8 +18,8 @@ from pagetier.client.pending_request import PendingRequest
 from pagetier.client.prefetch import RESPONSE_S, prefetch_request
 from pagetier.client.tier_speed import LowerTier, SentRead
 from pagetier.shm import clock
-from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.clock import Deadline
+from pagetier.shm.page_rows import PAGE_KEYS
 
 _READ: Final = (Decision.LOAD, Decision.PROBE)
 
@@ -169,7 +169,7 @@ class PromptReader:
         timeout = left - min(RESPONSE_S, left / 8)
         pending = prefetch_request(self._client.attachment, keys, timeout, hit.fleet if hit else None)
         sent = SentRead(tier, tokens - begins, 0, 0.0, timeout)
-        begun = _measured(self.rule, pending, sent, len(keys) // KEY_BYTES)
+        begun = _measured(self.rule, pending, sent, PAGE_KEYS.count(keys))
         return TierRead(tokens, pending, begun, deadline, self.rule.longest_wait(tier, needed))
 
 

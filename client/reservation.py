@@ -19,6 +19,7 @@ from pagetier.shm._core import ReservedPages, ReserveOutcome, Session, answer_co
 from pagetier.shm.cached import CachedProperty
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Reserved
+from pagetier.shm.row_arrays import entries_of, flags_of, serials_of
 
 _T = TypeVar("_T", bound=np.generic)
 _Entries = npt.NDArray[np.uint32]
@@ -32,7 +33,7 @@ def _granted_pages(outcomes: bytes) -> npt.NDArray[np.intp]:
     """Returns the pages that were granted, ascending. That all of them are is the usual case, and a prompt is short."""
     if outcomes.count(_GRANTED) == len(outcomes) <= len(_FIRST_PAGES):
         return _FIRST_PAGES[: len(outcomes)]
-    pages: npt.NDArray[np.intp] = (np.frombuffer(outcomes, np.uint8) == _GRANTED).nonzero()[0]
+    pages: npt.NDArray[np.intp] = (flags_of(outcomes) == _GRANTED).nonzero()[0]
     return pages
 
 
@@ -90,7 +91,7 @@ class Reservation:
         if len(granted) == len(pages.outcomes):  # arrays would take longer
             serials.update(memoryview(pages.serials).cast("Q"))
         else:
-            serials.update(_at(np.frombuffer(pages.serials, np.uint64), granted).tolist())
+            serials.update(_at(serials_of(pages.serials), granted).tolist())
         self._pages, self._granted_serials, self._codes, self._reason = pages, serials, codes, answer.reason
         self.granted = self.open = granted
         self.session = linked.session
@@ -169,16 +170,16 @@ class Reservation:
     @CachedProperty
     def entries(self) -> npt.NDArray[np.uint32]:
         """u32, the entry of each page, for code that copies on its own."""
-        return np.frombuffer(self._pages.entries, dtype=np.uint32)
+        return entries_of(self._pages.entries)
 
     @CachedProperty
     def _serials(self) -> npt.NDArray[np.uint64]:
-        return np.frombuffer(self._pages.serials, dtype=np.uint64)
+        return serials_of(self._pages.serials)
 
     @property
     def result(self) -> StoreResult:
         """What became of all pages so far; open pages are pending."""
-        codes = np.frombuffer(self._codes, np.uint8).copy()
+        codes = flags_of(self._codes).copy()
         codes[self.open] = Outcome.PENDING
         return StoreResult(codes.tobytes(), self._reason)
 
@@ -248,7 +249,7 @@ class Reservation:
         else:
             point("client.published")
             if 0 in published:
-                self._reject(pages[np.frombuffer(published, dtype=np.uint8) == 0])
+                self._reject(pages[flags_of(published) == 0])
         self._close(pages)
 
     def _close(self, pages: npt.NDArray[np.intp]) -> None:
@@ -285,8 +286,7 @@ class Reservation:
         self.abandon()
 
     def __repr__(self) -> str:
-        state = "open" if len(self.open) else "closed"
-        return f"<Reservation {len(self.granted)} of {len(self)} pages granted, {state}>"
+        return f"<Reservation {len(self.granted)} of {len(self)} pages granted, {len(self.open)} open>"
 
 
 class OpenReservation(Reservation):

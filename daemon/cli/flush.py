@@ -17,7 +17,8 @@ from pagetier.daemon.cli.page_arguments import chosen_spaces, keys_file_option, 
 from pagetier.daemon.common.progress import Progress, progress_for_people
 from pagetier.daemon.host.peer_credentials import Rights
 from pagetier.shm import clock
-from pagetier.shm._core import KEY_BYTES, NamespaceRecord
+from pagetier.shm._core import NamespaceRecord
+from pagetier.shm.page_rows import PAGE_KEYS
 from pagetier.shm.protocol import FORGET, FORGET_KEYS, Flush, Flushed, Forget, Save, Saved
 from pagetier.shm.units import counted, format_size
 
@@ -177,13 +178,13 @@ def _named(wanted: FlushArguments) -> int:
 def _forget_pages(daemon: Daemon, keys: bytes, wanted: FlushArguments) -> None:
     if FORGET not in daemon.extras:
         raise click.ClickException("this daemon is of an earlier version, which forgets no single pages: restart it")
-    pages, most = len(keys) // KEY_BYTES, FORGET_KEYS * KEY_BYTES
+    pages = PAGE_KEYS.count(keys)
     click.echo(f"would drop {counted(pages, 'page')}" if wanted.dry else f"{counted(pages, 'page')} named")
     if wanted.dry:
         return
     if not wanted.sure:
         confirm("Forget them?", "to forget these pages")
-    parts = [keys[at : at + most] for at in range(0, len(keys), most)]
+    parts = PAGE_KEYS.batches(keys, FORGET_KEYS)
     answers = [daemon.ask(Forget(number, part), Flushed) for number, part in enumerate(parts, 1)]
     _show_forgotten(pages, _sum(answers))
 

@@ -12,7 +12,7 @@ from pagetier.daemon.common.namespaces import means, with_pages
 from pagetier.daemon.stats.page_lookup import UnknownNamespaceError, keys_of_tokens, namespace_named
 from pagetier.shm._core import KEY_BYTES, NamespaceRecord, Observer
 
-BATCH_BYTES: Final = (1 << 15) * KEY_BYTES  # of the keys of one request
+BATCH_PAGES: Final = 1 << 15  # of one request
 _Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

@@ -12,9 +12,10 @@ import msgspec
 
 from pagetier.daemon.cli.config import config_of
 from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option
-from pagetier.daemon.cli.page_arguments import BATCH_BYTES, chosen_spaces, keys_file_option, keys_in
+from pagetier.daemon.cli.page_arguments import BATCH_PAGES, chosen_spaces, keys_file_option, keys_in
 from pagetier.daemon.host.peer_credentials import Rights
 from pagetier.shm._core import HintKind
+from pagetier.shm.page_rows import PAGE_KEYS
 from pagetier.shm.protocol import HINTS, HintPages, PagesHinted
 from pagetier.shm.units import counted, format_size
 
@@ -101,7 +102,7 @@ def _send(socket: Path, namespace: str | None, file: IO[bytes] | None, kind: Hin
     keys = b"" if file is None else keys_in(file)
     with daemon_at(socket, Rights.ATTACH) as daemon:
         _check(daemon, namespace)
-        parts = [keys[at : at + BATCH_BYTES] for at in range(0, len(keys), BATCH_BYTES)] if file is not None else [b""]
+        parts = list(PAGE_KEYS.batches(keys, BATCH_PAGES)) if file is not None else [b""]
         answers = [
             daemon.ask(HintPages(number, part, kind, math.inf, namespace), PagesHinted)
             for number, part in enumerate(parts, 1)

@@ -10,9 +10,9 @@ import click
 import msgspec
 
 from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, duration_option, socket_option
-from pagetier.daemon.cli.page_arguments import BATCH_BYTES, named_pages, pages_options
+from pagetier.daemon.cli.page_arguments import BATCH_PAGES, named_pages, pages_options
 from pagetier.daemon.host.peer_credentials import Rights
-from pagetier.shm._core import KEY_BYTES
+from pagetier.shm.page_rows import PAGE_KEYS
 from pagetier.shm.protocol import PREFETCH, Fetch, Fetched, FetchOutcome
 from pagetier.shm.units import counted
 
@@ -52,7 +52,7 @@ def prefetch(
         parts = list(_read(daemon, keys, timeout))
     in_memory = sum(part.outcomes.count(FetchOutcome.IN_MEMORY) for part in parts)
     reasons = [part.reason for part in parts if part.reason]
-    outcome = PrefetchOutcome(len(keys) // KEY_BYTES, in_memory, reasons[0] if reasons else "")
+    outcome = PrefetchOutcome(PAGE_KEYS.count(keys), in_memory, reasons[0] if reasons else "")
     text = f"{outcome.in_memory:,} of {counted(outcome.pages, 'page')} are in memory"
     click.echo(msgspec.json.encode(outcome) if show else text)
     _expect_all(outcome)
@@ -67,8 +67,8 @@ def _read(daemon: Daemon, keys: bytes, timeout: float) -> Iterator[Fetched]:
     """Yields the outcomes of the pages, a part at a time, up to the first part that is not in memory as a whole."""
     if PREFETCH not in daemon.extras:
         raise click.ClickException("this daemon is of an earlier version, which reads nothing ahead: restart it")
-    for number, at in enumerate(range(0, len(keys), BATCH_BYTES), 1):
-        part = daemon.ask(Fetch(number, keys[at : at + BATCH_BYTES], timeout), Fetched)
+    for number, asked in enumerate(PAGE_KEYS.batches(keys, BATCH_PAGES), 1):
+        part = daemon.ask(Fetch(number, asked, timeout), Fetched)
         yield part
         if set(part.outcomes) - {FetchOutcome.IN_MEMORY}:
             return

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from pagetier.daemon.common import loop_clock
-from pagetier.shm.page_rows import PAGES_TO_WRITE
+from pagetier.shm.page_rows import PAGE_SLOTS, PAGES_TO_WRITE
 from pagetier.shm.protocol import ProtocolError
 from pagetier.tiers.worker_protocol import Write, Wrote
 
@@ -67,7 +67,7 @@ class CommandsInFlight:
     def end(self, report: Wrote) -> PendingWrite:
         """Removes the command that this report answers. Raises ProtocolError if there is no such command."""
         write = self._writes.get(report.number)
-        sound = len(report.slots) in (0, 4 * len(report.stored))
+        sound = PAGE_SLOTS.is_whole(report.slots) and PAGE_SLOTS.count(report.slots) in (0, len(report.stored))
         if write is None or PAGES_TO_WRITE.count(write.pages) != len(report.stored) or not sound:
             raise ProtocolError("a report on pages without a write command")
         self._wrote_at = self._moved_at = loop_clock.now()

@@ -30,9 +30,10 @@ from pagetier.daemon.disk.surroundings import Surroundings
 from pagetier.daemon.status.disk_report import Standing
 from pagetier.daemon.workers.supervisor import Supervisor
 from pagetier.daemon.workers.worker_process import CommandSender, no_worker
-from pagetier.shm._core import KEY_BYTES, Owner
+from pagetier.shm._core import Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
+from pagetier.shm.page_rows import PAGE_KEYS
 from pagetier.shm.protocol import Space
 from pagetier.shm.segments import Segments
 from pagetier.tiers.worker_protocol import Complete, HasRead, Opened, Report, StateReport, Sync, Synced, Write, Wrote
@@ -248,9 +249,9 @@ class DiskDevice:
     def _drop(self, drops: bytes) -> int:
         """Asks the worker to drop these keys and returns the number of the last command."""
         number = 0
-        for first in range(0, len(drops), KEY_BYTES * _MOST_DROPS):
+        for part in PAGE_KEYS.batches(drops, _MOST_DROPS):
             number = next(self.flushes.numbers)
-            self._put(Write(number, drops[first : first + KEY_BYTES * _MOST_DROPS]), 0)
+            self._put(Write(number, part), 0)
             point("write_behind.dropped")
         return number
 

@@ -20,9 +20,10 @@ from pagetier.daemon.disk.write_budget import Budget
 from pagetier.daemon.reads.lower_tier_reads import LowerTierReads
 from pagetier.daemon.status.disk_report import DiskCounters, DiskReport, Standing, summed
 from pagetier.daemon.status.publisher import StatusPublisher
-from pagetier.shm._core import DISK_DEVICES, KEY_BYTES, Owner, UnwrittenPages
+from pagetier.shm._core import DISK_DEVICES, Owner, UnwrittenPages
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
+from pagetier.shm.page_rows import PAGE_KEYS
 from pagetier.shm.protocol import Saved
 from pagetier.shm.segments import Segments
 from pagetier.shm.units import spell_duration
@@ -269,8 +270,7 @@ class DiskTier:
 
     def forgotten(self, keys: bytes, then: Callable[[str], None]) -> None:
         """Drops single pages, which have left the index, from disk, as flushed() drops those of namespaces."""
-        pages = [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
-        self._drop(lambda flushes: flushes.pages, pages, then, "")
+        self._drop(lambda flushes: flushes.pages, PAGE_KEYS.split(keys), then, "")
 
     def _drop(self, of: FlushedKind, what: Collection[bytes] | None, then: Callable[[str], None], wanted: str) -> None:
         # Of two devices in a folder, the first is being removed, and the second cannot open the folder before it is.

@@ -39,7 +39,7 @@ from pagetier.daemon.disk.store_rate import StoreRate
 from pagetier.daemon.disk.write_budget import Budget
 from pagetier.shm._core import Owner, WriteResult, WriteRule
 from pagetier.shm.failpoints import point
-from pagetier.shm.page_rows import PAGES_TO_WRITE
+from pagetier.shm.page_rows import PAGE_SLOTS, PAGES_TO_WRITE
 from pagetier.shm.protocol import Space
 from pagetier.tiers.worker_protocol import Stored, Wrote
 
@@ -173,7 +173,7 @@ class WriteBehind:
         """
         others = any(other.number != device and other.ready and not other.paused for other in self._devices)
         results = report.stored.translate(_TRIED_ELSEWHERE if others else _FINAL)
-        self._owner.end_writes(write.pages, results, report.slots or bytes(4 * len(results)))
+        self._owner.end_writes(write.pages, results, report.slots or PAGE_SLOTS.zeros(len(results)))
         point("write_behind.ended")
         if Stored.NO_ROOM in report.stored:
             self._shrink(device, write.pages, report.stored.index(Stored.NO_ROOM))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pagetier.shm._core import KEY_BYTES
+from pagetier.shm.page_rows import PAGE_KEYS
 
 ABSENT_S: Final = 1.0
 UNREADABLE_S: Final = 10.0  # a store may claim for this long that it has a page that it cannot return
@@ -21,8 +21,8 @@ class AbsentPages:
         """Adds keys, KEY_BYTES each, for some seconds. Expired ones leave; if there are too many, so do the oldest."""
         self._expire(now)
         until = now + seconds
-        for at in range(0, len(keys), KEY_BYTES):
-            self._until.pop(key := keys[at : at + KEY_BYTES], None)
+        for key in PAGE_KEYS.split(keys):
+            self._until.pop(key, None)
             self._until[key] = until
         while len(self._until) > _MOST:
             del self._until[next(iter(self._until))]

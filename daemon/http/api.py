@@ -34,7 +34,8 @@ from pagetier.daemon.index.hint_requests import EVERY_USER
 from pagetier.daemon.stats.page_lookup import UnknownNamespaceError, found_pages, namespace_named
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.daemon.status.phase import Phase
-from pagetier.shm._core import KEY_BYTES, NamespaceRecord, Observer
+from pagetier.shm._core import NamespaceRecord, Observer
+from pagetier.shm.page_rows import PAGE_KEYS
 
 _OPEN: Final = frozenset({"/metrics", "/healthz"})
 _PREFETCH: Final = "/v1/prefetch/"
@@ -172,7 +173,7 @@ class Api:
         task = asyncio.create_task(self._read(number, user, keys, body.timeout))
         self._underway.add(task)
         task.add_done_callback(self._underway.discard)
-        accepted = msgspec.json.encode(PrefetchAccepted(number, len(keys) // KEY_BYTES))
+        accepted = msgspec.json.encode(PrefetchAccepted(number, PAGE_KEYS.count(keys)))
         return Response(accepted, HTTPStatus.ACCEPTED, headers=(("Location", _PREFETCH + number),))
 
     async def _read(self, number: str, user: int, keys: bytes, timeout: float) -> None:

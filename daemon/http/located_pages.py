@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from pagetier.daemon.common import loop_clock
-from pagetier.shm._core import KEY_BYTES
+from pagetier.shm.page_rows import PAGE_KEYS
 
 AT_ONCE: Final = 1024
 """Pages that are looked up in one slice, without other requests: some milliseconds on a slow machine."""
@@ -20,8 +20,8 @@ class PageLocator(Protocol):
 
 async def located(observer: PageLocator, keys: bytes) -> bytes:
     """Returns the tiers of each page. Other requests are served between slices."""
-    found, size = bytearray(), AT_ONCE * KEY_BYTES
-    for start in range(0, len(keys), size):
-        found += observer.locate(keys[start : start + size])
+    found = bytearray()
+    for part in PAGE_KEYS.batches(keys, AT_ONCE):
+        found += observer.locate(part)
         await loop_clock.give_way()
     return bytes(found)

@@ -10,8 +10,9 @@ import msgspec
 from pagetier.daemon.common.namespaces import means
 from pagetier.daemon.disk.disk_tier import DiskTier
 from pagetier.daemon.index.scan_queue import ScanQueue
-from pagetier.shm._core import KEY_BYTES, Owner, TierFlag
+from pagetier.shm._core import Owner, TierFlag
 from pagetier.shm.failpoints import point
+from pagetier.shm.page_rows import PAGE_KEYS
 from pagetier.shm.protocol import FORGET_KEYS, Flush, Flushed, Forget
 
 _TIERS: Final = {None: TierFlag.BOTH, "memory": TierFlag.MEMORY, "disk": TierFlag.DISK}
@@ -74,8 +75,7 @@ class FlushRequests:
             reply: Called once, as for Flush. Pages of the disk are dropped even while it is down: they are not
                 found when it is back.
         """
-        pages, rest = divmod(len(request.keys), KEY_BYTES)
-        if rest or pages > FORGET_KEYS:
+        if not PAGE_KEYS.is_whole(request.keys) or PAGE_KEYS.count(request.keys) > FORGET_KEYS:
             why = f"{len(request.keys)} bytes are not at most {FORGET_KEYS} keys"
             reply(Flushed(request.number, 0, 0, [], why))
             return

@@ -9,9 +9,9 @@ import msgspec
 from pagetier.daemon.common.namespaces import means
 from pagetier.daemon.config.schema import EvictOptions
 from pagetier.daemon.status.hint_report import HintReport
-from pagetier.shm._core import KEY_BYTES, NO_ENTRY, HintKind, Owner
+from pagetier.shm._core import NO_ENTRY, HintKind, Owner
 from pagetier.shm.failpoints import point
-from pagetier.shm.page_rows import PAGE_REQUESTS
+from pagetier.shm.page_rows import PAGE_KEYS, PAGE_REQUESTS
 from pagetier.shm.protocol import HINT_KEYS, HintPages, PagesHinted, Reserve
 from pagetier.shm.reserve_frames import nanoseconds
 
@@ -59,11 +59,11 @@ class Hints:
         if why := _wrong(request):
             self._count(wrong=1)
             return PagesHinted(request.number, 0, 0, trouble=why)
-        kind, ttl_ns, named = HintKind(request.hint), nanoseconds(request.ttl), len(request.keys) // KEY_BYTES
+        kind, ttl_ns, named = HintKind(request.hint), nanoseconds(request.ttl), PAGE_KEYS.count(request.keys)
         pages, applied = named, 0
         for space in self._spaces(request.namespace):
             keys = request.keys or self._owner.keys_in_memory(space)
-            pages += 0 if named else len(keys) // KEY_BYTES
+            pages += 0 if named else PAGE_KEYS.count(keys)
             applied += self._give(user, kind, ttl_ns, space, keys)
         point("hints.given")
         self._note(pages, applied)
@@ -120,8 +120,8 @@ class Hints:
 
 def _wrong(request: HintPages) -> str:
     """Returns why a request is invalid, "" if it is valid."""
-    pages, rest = divmod(len(request.keys), KEY_BYTES)
-    if rest:
+    pages = PAGE_KEYS.count(request.keys)
+    if not PAGE_KEYS.is_whole(request.keys):
         return f"{len(request.keys)} bytes are not a whole number of keys"
     if pages > HINT_KEYS:
         return f"a hint for {pages} pages: a message has at most {HINT_KEYS}"

@@ -10,9 +10,9 @@ import msgspec
 
 from pagetier.daemon.common.log_throttle import LogThrottle
 from pagetier.daemon.index.engine_names import EngineNames
-from pagetier.shm._core import KEY_BYTES, SLOTS, AttachmentRecord, IndexHeader, Owner
+from pagetier.shm._core import SLOTS, AttachmentRecord, IndexHeader, Owner
 from pagetier.shm.log_format import event
-from pagetier.shm.page_rows import PAGE_REQUESTS
+from pagetier.shm.page_rows import PAGE_KEYS, PAGE_REQUESTS
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
 
 log = logging.getLogger(__name__)
@@ -244,7 +244,7 @@ class PrefetchQuota:
         reading = self._reading.setdefault(user, [])
         left = self._most - sum(each.frames for each in reading)
         if left <= 0 or len(reading) >= MOST_PREFETCHES:
-            outcomes = bytes([FetchOutcome.NO_ROOM]) * (len(request.keys) // KEY_BYTES)
+            outcomes = bytes([FetchOutcome.NO_ROOM]) * PAGE_KEYS.count(request.keys)
             reply(Fetched(request.number, outcomes, _READING))
             return
         prefetch = _OpenPrefetch()

@@ -33,11 +33,11 @@ from pagetier.daemon.index.tenants import Tenants
 from pagetier.daemon.reads.lower_tier_reads import NO_LIMIT, LowerTierReads
 from pagetier.daemon.status.phase import Phase, PhaseProgress
 from pagetier.daemon.status.publisher import StatusPublisher
-from pagetier.shm._core import KEY_BYTES, Owner
+from pagetier.shm._core import Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.log_format import event
-from pagetier.shm.page_rows import LOCATED_PAGES
+from pagetier.shm.page_rows import LOCATED_PAGES, PAGE_KEYS, PAGE_SERIALS
 from pagetier.shm.protocol import (
     DISK,
     UNDERSTOOD,
@@ -66,7 +66,6 @@ from pagetier.shm.slot_locks import new_lock
 
 log = logging.getLogger(__name__)
 
-_SERIAL_BYTES = 8
 _U64 = 1 << 64
 _TIDY_EVERY_S = 0.05
 _TIDY_MOST = 16384  # of possibly a million open entries of a process, because other requests wait
@@ -146,7 +145,7 @@ class Service:
         """Attaches the peer's session in its previous slot or a new one, or returns why it is refused."""
         if not self._open:
             return Refusal("its arena is being populated: try again in a moment")
-        if len(request.serials) % _SERIAL_BYTES:
+        if not PAGE_SERIALS.is_whole(request.serials):
             return Refusal(f"{len(request.serials)} bytes are not a whole number of serials")
         process, token, name = peer.process, request.token % _U64, printable(request.name)
         # Before slots are counted: a process that has executed another program still has those of its earlier one.
@@ -184,7 +183,7 @@ class Service:
 
     def fetch(self, request: Fetch, reply: Callable[[Fetched], None], most_frames: int = NO_LIMIT) -> int:
         """Returns how many frames pages that are not in memory get; `reply` is called once, in time."""
-        if len(request.keys) % KEY_BYTES:
+        if not PAGE_KEYS.is_whole(request.keys):
             reply(Fetched(request.number, b"", f"{len(request.keys)} bytes are not a whole number of keys"))
             return 0
         granted = self._reads.ask(request, reply, most_frames)

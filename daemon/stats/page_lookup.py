@@ -14,7 +14,8 @@ from typing import Final
 import msgspec
 
 from pagetier.daemon.common.namespaces import means, with_pages
-from pagetier.shm._core import KEY_BYTES, NamespaceRecord, Observer, TierFlag
+from pagetier.shm._core import NamespaceRecord, Observer, TierFlag
+from pagetier.shm.page_rows import PAGE_KEYS
 
 _MEMORY: Final = int(TierFlag.MEMORY)
 _TOKEN_BYTES: Final = 4
@@ -76,7 +77,7 @@ def lookup_note(observer: Observer, space: NamespaceRecord, keys: bytes) -> str:
     at = next((at for at, tier in enumerate(observer.locate(keys)) if tier), None)
     if at is None:
         return f"no page has these keys: are they of another namespace than {space.name}, or of an engine such as vLLM?"
-    key = keys[at * KEY_BYTES : (at + 1) * KEY_BYTES]
+    key = PAGE_KEYS.part(keys, at, at + 1)
     owner = next((each for each in (space, *observer.spaces()) if key in observer.pages(each.number)), space)
     return "" if owner.number == space.number else f"these pages are of the namespace {owner.name}, not {space.name}"
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from pagetier.shm._core import KEY_BYTES
-from pagetier.shm.page_rows import PAGES_TO_READ, PageToRead, PageToWrite
+from pagetier.shm.page_rows import PAGE_KEYS, PAGES_TO_READ, PageToRead, PageToWrite
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import Incoming, Outgoing
 from pagetier.tiers.worker.arena import WorkerArena
@@ -46,7 +45,7 @@ def read_tasks(command: Read) -> Iterator[ReadTask]:
 
 def drops_of(command: Write) -> list[bytes]:
     """Returns the keys of the pages to drop."""
-    return [command.drops[at : at + KEY_BYTES] for at in range(0, len(command.drops), KEY_BYTES)]
+    return PAGE_KEYS.split(command.drops)
 
 
 def outgoing(command: Write, pages: Sequence[PageToWrite], memory: WorkerArena) -> list[Outgoing]:
