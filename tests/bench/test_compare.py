@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import compare as comparing
 from compare import compare, run_round
 from comparison.commit_build import Build, CannotCompareError
 from comparison.measured_side import Report
+from own_git import commit_all, git_environ
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("shm", "tiers", "kernels", "client", "daemon")
@@ -55,18 +55,17 @@ class Project:
             else:
                 shutil.copy(ROOT / name, folder)
         (folder / ".gitignore").write_text("*.so\n.cache/\n__pycache__/\n")
-        for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "all"]):
-            subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x@x", *words], cwd=folder, check=True)
+        commit_all(folder)
 
     def compare(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(self.folder / "bench/compare.py"), *words]
-        environment = os.environ | SIZES | {"COLUMNS": "120"}
+        environment = git_environ() | SIZES | {"COLUMNS": "120"}
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     def imports_of_commit(self) -> Path:
         program = "from comparison.commit_build import build; print(build('HEAD').imports)"
         command = [sys.executable, "-c", program]
-        environment = os.environ | {"PYTHONPATH": str(self.folder / "bench")}
+        environment = git_environ() | {"PYTHONPATH": str(self.folder / "bench")}
         return Path(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip())
 
 

@@ -38,7 +38,8 @@ def _own() -> dict[str, str]:
 def install_wheel(wheel: Path, folder: Path) -> Path:
     """Makes an environment with a wheel and its declared dependencies, and nothing else, and returns its folder."""
     venv.create(folder, with_pip=False)
-    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", folder / "bin/python")
+    options = ("--isolated", "--quiet", "--disable-pip-version-check")
+    pip = (sys.executable, "-m", "pip", *options, "--python", folder / "bin/python")
     run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=folder)
     (site,) = folder.glob("lib/python*/site-packages")
     (ours,) = metadata.distributions(name="pagetier", path=[str(site)])

@@ -20,7 +20,6 @@ from installed_wheel import install_wheel, run, serving, store_and_load
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("shm", "tiers", "kernels", "client", "daemon")
-BESIDE = ("docs", "systemd", "bench", "tests", ".ci")
 ABOUT = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE", "Makefile")
 QUICK = """sh -c 'exec gcc "$@" -O0' gcc"""  # to optimize takes most of the time
 BUILT = shutil.ignore_patterns("*.so", "__pycache__", "build")
@@ -84,13 +83,13 @@ def test_the_version_is_defined_in_one_place(place: Path, built: Built) -> None:
 
 
 def _texts() -> Iterator[tuple[Path, str]]:
-    """Yields the texts that are written by hand."""
+    """Yields the texts that are written by hand, and not what other tests or a user have put beside them."""
     made = (ROOT / "docs/man").iterdir()  # with the version, which test_man.py compares
     measured = {ROOT / "docs/race.md", *(ROOT / "bench/results").rglob("*")}  # with the versions that were measured
     others = {ROOT / "src/pagetier/__init__.py", ROOT / "CHANGELOG.md", ROOT / "constraints.txt", *made, *measured}
-    below = (path for folder in (*PACKAGES, *BESIDE, "src/pagetier") for path in (ROOT / folder).rglob("*"))
-    for path in {*ROOT.iterdir(), *below} - others:
-        if path.is_file() and not {"__pycache__", "build"} & set(path.parts):
+    tracked = run("git", "ls-files", "-z", cwd=ROOT).rstrip("\0").split("\0")
+    for path in {ROOT / name for name in tracked} - others:
+        if path.is_file():
             with suppress(UnicodeDecodeError):
                 yield path, path.read_text()
 

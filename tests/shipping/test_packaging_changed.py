@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from own_git import commit_all, git, git_environ
+
 PROGRAM = Path(__file__).parents[2] / ".ci" / "packaging_changed"
 FILES = ("setup.py", "shm/core/page.h", "daemon/server.py", "tests/test_page.py")
-
-
-def git(folder: Path, *words: str) -> None:
-    who = ("-c", "user.name=test", "-c", "user.email=test@example.com")
-    subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)
 
 
 @pytest.fixture
@@ -22,15 +19,14 @@ def repository(tmp_path: Path) -> Path:
     for name in FILES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("first\n")
-    git(tmp_path, "init")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-m", "first")
+    commit_all(tmp_path)
     git(tmp_path, "tag", "base")
     return tmp_path
 
 
 def changed(repository: Path, base: str = "base") -> tuple[int, str]:
-    done = subprocess.run(["sh", PROGRAM, base], cwd=repository, check=False, capture_output=True, text=True)
+    command = ["sh", str(PROGRAM), base]
+    done = subprocess.run(command, cwd=repository, env=git_environ(), check=False, capture_output=True, text=True)
     return done.returncode, done.stdout
 
 
@@ -56,3 +52,16 @@ def test_a_module_that_moves_counts(repository: Path) -> None:
 def test_a_commit_that_is_not_known_counts(repository: Path) -> None:
     status, output = changed(repository, "0123456789")
     assert status == 0 and "is not known here" in output
+
+
+def test_a_repository_of_a_test_is_its_own_also_in_a_hook(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hook that runs the tests has variables that lead git to the repository of the hook."""
+    monkeypatch.setenv("GIT_DIR", str(repository / ".git"))
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "file").touch()
+    commit_all(other)
+    assert (other / ".git").is_dir()
+    assert changed(repository) == (1, "")

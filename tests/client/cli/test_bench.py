@@ -201,7 +201,7 @@ def test_a_comparison_that_is_killed_leaves_files_only(host: Host) -> None:
 
 def test_an_engine_that_does_not_attach_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_daemon, "_ATTACH_S", 0.2)
-    command = ["sh", "-c", "echo PAGETIER=1 has no effect: it is out of order; exec sleep 60"]
+    command = ["sh", "-c", "echo PAGETIER=1 has no effect: it is out of order; exec sleep 3600"]
     with (
         running_daemon(tmp_path, 64 * MIB, MIB) as daemon,
         Program(command, own_environment(), tmp_path / "log", signal.SIGTERM, PATIENCE_S) as engine,

@@ -108,7 +108,7 @@ def _exec(client: Client, pipe: Connection) -> None:
     """Executes another program, which knows nothing of the cache, while pages are pinned and others reserved."""
     held = client.match(prompt(0)), client.reserve(prompt(1), PAGE)
     pipe.send(len(held[0]))
-    os.execvp("sleep", ["sleep", "60"])
+    os.execvp("sleep", ["sleep", "3600"])
 
 
 def end_a_writer(daemon: RunningDaemon) -> None:

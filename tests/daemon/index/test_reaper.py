@@ -48,7 +48,7 @@ class World:
         self.reaper.watch_adopted()
 
     def attach(self) -> int:
-        child = subprocess.Popen(["sleep", "60"])
+        child = subprocess.Popen(["sleep", "3600"])
         self.processes.append(child)
         pidfd = os.pidfd_open(child.pid)
         process = Process.of_pidfd(child.pid, pidfd)
