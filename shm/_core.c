@@ -1,5 +1,6 @@
 /* _core.c - the only binding of the C core, on CPython's stable ABI. The contracts are in core/ and in _core.pyi. */
 #include "binding/compression.h"
+#include "binding/disk_records.h"
 #include "binding/key_hashes.h"
 #include "binding/layouts.h"
 #include "binding/owner_type.h"
@@ -45,6 +46,10 @@ static PyMethodDef functions[] = {
     {"check_blocks_apart", check_blocks_apart, METH_VARARGS, NULL},
     {"compress", compress_page, METH_VARARGS, NULL},
     {"expand", expand_page, METH_VARARGS, NULL},
+    {"keys_ascend", keys_ascend, METH_VARARGS, NULL},
+    {"frames_named", frames_named, METH_VARARGS, NULL},
+    {"stored_pages", stored_pages, METH_VARARGS, NULL},
+    {"claim_slots", claim_slots, METH_VARARGS, NULL},
     {"compresses_fast", compresses_fast, METH_NOARGS, NULL},
     {0},
 };

@@ -290,6 +290,21 @@ class KeptPages(NamedTuple):
     frames: int
     ended_early: int
 
+class ClaimedSlots(NamedTuple):
+    """What records say of slots.
+
+    Attributes:
+        wrong: The keys of records that are damaged or name slots that do not exist.
+        losers: The serials of records of which a newer one names a slot, too.
+        beyond: How many of the wrong ones are not damaged.
+        newest: The newest serial of a valid record, 0 if there is none.
+    """
+
+    wrong: list[bytes]
+    losers: list[int]
+    beyond: int
+    newest: int
+
 class UnwrittenPages(NamedTuple):
     """The pages and bytes still to be written by the present rule, and the pages that stay in memory only."""
 
@@ -415,7 +430,7 @@ LOCATED_PAGE_LAYOUT: StructLayout  # pt_located_page (binding/page_rows.h)
 PAGE_ANSWER_LAYOUT: StructLayout  # pt_answer (core/daemon/requests.h)
 PAGE_TO_WRITE_LAYOUT: StructLayout  # pt_page_to_write (binding/page_rows.h), without its last field
 PAGE_TO_READ_LAYOUT: StructLayout  # pt_page_to_read (binding/page_rows.h), without its last field
-STORED_PAGE_LAYOUT: StructLayout  # pt_stored_page (binding/page_rows.h)
+STORED_PAGE_LAYOUT: StructLayout  # pt_stored_page (core/daemon/disk_records.h)
 HEAD_LAYOUT: StructLayout  # the fields of pt_header that every format has (core/common/layout.h)
 
 class ShmError(Exception):
@@ -501,6 +516,30 @@ def expand(data: Array, parts: Sequence[Array], /) -> bool:
 
     Returns whether `data` was that, for a page of this size. Any data is safe, also if another process changes it; the
     parts have undefined bytes after False.
+    """
+
+_Records: TypeAlias = list[tuple[_Bytes, _Bytes]]  # of pages in LMDB: keys and values (tiers/disk/file_format.py)
+
+def keys_ascend(records: _Records, after: _Bytes, /) -> bool:
+    """Returns whether each key is greater than the one before it, and the first one than `after`."""
+
+def frames_named(records: _Records, frame_bytes: int, /) -> int | None:
+    """Returns how many frames records of the lmdb store name; None if extents and size of one of them disagree."""
+
+def stored_pages(records: _Records, format: int, largest_page: int, slot_bytes: int, /) -> bytearray:
+    """Returns rows of STORED_PAGE_LAYOUT of the records that are valid in a tier of this format.
+
+    The number of a namespace is that of the record: any.
+    """
+
+def claim_slots(records: _Records, slot_bytes: int, owners: Array, /) -> ClaimedSlots:
+    """Gives slots to the writes whose records name them.
+
+    Args:
+        records: Records of the files store.
+        slot_bytes: The bytes of a slot.
+        owners: The serial of the write that owns each slot, 0 for a free one (u64). Changed: a slot that several
+            records name gets the newest one of them, and may keep that of a loser.
     """
 
 def compresses_fast() -> bool:

@@ -2,6 +2,7 @@
  * offset and the bytes of each field. */
 #pragma once
 
+#include "disk_records.h"
 #include "page_rows.h"
 #include "records.h"
 

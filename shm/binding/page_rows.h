@@ -27,15 +27,6 @@ typedef struct {
     uint8_t unused[6];
 } pt_page_to_read;
 
-/* A page that a lower tier has. */
-typedef struct {
-    uint8_t key[PT_KEY_BYTES];
-    pt_disk_history history;
-    uint64_t size, stamp;
-    uint32_t space;
-    uint32_t slots; /* that it takes; 0: as many as its bytes fill */
-} pt_stored_page;
-
 /* A page that may have to be found in the fleet. A row has no padding. */
 typedef struct __attribute__((packed)) {
     uint8_t key[PT_KEY_BYTES];

@@ -42,6 +42,7 @@ static const char *const eviction_fields[] = {"learns", "learned", "follows_lru"
 static const char *const lookups_fields[] = {"share", "seconds", "records", "lost",
                                             "hit_pages", "miss_pages", "stored_pages", "absent_ever", NULL};
 static const char *const curve_fields[] = {"digest", "found", "missed", "ratios", "endless", "absent", NULL};
+static const char *const claimed_fields[] = {"wrong", "losers", "beyond", "newest", NULL};
 static const char *const kept_fields[] = {"frames", "ended_early", NULL};
 static const char *const idle_fields[] = {"result", "pages", "namespace", NULL};
 static const char *const sizes_fields[] = {
@@ -51,7 +52,7 @@ static const char *const layout_fields[] = {"size", "fields", NULL};
 
 static PyObject *IndexHeader, *AttachmentCounts, *AttachmentRecord, *NamespaceRecord, *ReservedPages, *ReservedBatch,
     *FlushedPages, *DeviceUsage, *UnwrittenPages, *Eviction, *SampledLookups, *LookupCurve,
-    *KeptPages, *IdleStep, *SegmentSizes, *StructLayout, *SeenEvents;
+    *ClaimedSlots, *KeptPages, *IdleStep, *SegmentSizes, *StructLayout, *SeenEvents;
 
 static const struct {
     const char *name;
@@ -70,6 +71,7 @@ static const struct {
     {"Eviction", eviction_fields, &Eviction},
     {"SampledLookups", lookups_fields, &SampledLookups},
     {"LookupCurve", curve_fields, &LookupCurve},
+    {"ClaimedSlots", claimed_fields, &ClaimedSlots},
     {"KeptPages", kept_fields, &KeptPages},
     {"IdleStep", idle_fields, &IdleStep},
     {"SegmentSizes", sizes_fields, &SegmentSizes},

@@ -29,6 +29,8 @@ from pagetier.tiers.disk.read_priority import ReaderCount
 _ABOUT: Final = b"about"
 Transaction: TypeAlias = "lmdb.Transaction[memoryview]"
 Listing: TypeAlias = "lmdb.Transaction[bytes]"
+Record: TypeAlias = tuple[bytes, bytes]
+"""A key of the database of pages, and its header."""
 
 
 class ReadReport(msgspec.Struct, frozen=True):
@@ -46,10 +48,10 @@ class EntryCount(Protocol):
         """The difference, or "" if there is none or it is unknown."""
 
     def count(self, txn: Listing, database: lmdb._Database) -> None:
-        """Records the number of entries, in each transaction whose headers are added."""
+        """Records the number of entries, in each transaction whose records are added."""
 
-    def add(self, headers: Sequence[bytes]) -> None:
-        """Adds some headers."""
+    def add(self, records: list[Record]) -> None:
+        """Adds some records."""
 
 
 class Environment(ABC):

@@ -12,6 +12,8 @@ compressed are those of format 2.
 A frame is an overflow value of LMDB: consecutive pages of the file, of which the first begins with 16 bytes of LMDB's
 own. A header names them as extents, so that a read does not search the tree of frames, whose binding touches values one
 page fault at a time. A wrong extent is harmless: the checksum does not match then.
+
+Listings read the headers of all pages in C: shm/core/daemon/disk_records.h has this format, too.
 """
 
 from __future__ import annotations

@@ -3,62 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import compress, islice
-from operator import ge
+from itertools import islice
 from typing import Final
 
 import lmdb
-import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES, STORED_PAGE_LAYOUT
+from pagetier.shm import _core
+from pagetier.shm._core import STORED_PAGE_LAYOUT, keys_ascend
 from pagetier.shm.row_arrays import dtype_of
 from pagetier.tiers.base import DoubtError, Incoming, ReadOutcome, ReadResult, StoredPages
 from pagetier.tiers.disk import file_format
 from pagetier.tiers.disk.data_file import DAMAGE
-from pagetier.tiers.disk.environment import EntryCount, Environment, ReadReport, Transaction
-from pagetier.tiers.disk.file_format import (
-    COMPRESSED,
-    COMPRESSED_FORMAT,
-    FORMAT,
-    HEADER_BYTES,
-    NO_HISTORY,
-    OLD_FORMAT,
-    OLD_HEADER_BYTES,
-    PLAIN,
-    Header,
-    RecordError,
-)
+from pagetier.tiers.disk.environment import EntryCount, Environment, ReadReport, Record, Transaction
+from pagetier.tiers.disk.file_format import Header, RecordError
 from pagetier.tiers.page_checksum import page_checksum
 
 BATCH: Final = 2048  # pages listed at once: few, because their objects then stay in the cache of the processor
 NONSENSE: Final = Header(0, 0, 0, b"", ())
 TOO_SHORT: Final = "the file is too short"
-_OLD_FIELDS: Final = [
-    ("format", "u1"),
-    ("codec", "u1"),
-    ("", "<u2"),
-    ("space", "<u4"),
-    ("size", "<u8"),
-    ("stamp", "<u8"),
-]
-_FIXED: Final = np.dtype([*_OLD_FIELDS, ("", "V16"), ("history", f"V{HISTORY_BYTES}"), ("", "<u8"), ("coded", "<u8")])
-
-
-class Records(msgspec.Struct, frozen=True):
-    """Some records, by columns: keys, headers and the lengths of the headers."""
-
-    keys: list[bytes]
-    values: list[bytes]
-    lengths: npt.NDArray[np.int64]
-
-    def only(self, chosen: npt.NDArray[np.bool_]) -> Records:
-        """Returns some of the records."""
-        which = chosen.tolist()
-        return Records(list(compress(self.keys, which)), list(compress(self.values, which)), self.lengths[chosen])
-
-
 STORED_PAGE: Final = dtype_of(STORED_PAGE_LAYOUT)
 ABSENT: Final = ReadReport(ReadResult(ReadOutcome.ABSENT))
 _EXACT: Final = ReadReport(ReadResult(ReadOutcome.EXACT))
@@ -124,19 +87,19 @@ def listed(environment: Environment) -> Iterator[StoredPages]:
         yield stored_pages(environment, records)
 
 
-def all_records(environment: Environment) -> Iterator[Records]:
+def all_records(environment: Environment) -> Iterator[list[Record]]:
     """Yields all records in batches. Raises like listed()."""
     after, count = b"", environment.entry_count()
     while records := _records_after(environment, after, count):
-        after = records.keys[-1]
-        count.add(records.values)
+        after = records[-1][0]
+        count.add(records)
         yield records
     if count.wrong:
         raise lmdb.CorruptedError(count.wrong)
 
 
-def _records_after(environment: Environment, key: bytes, count: EntryCount) -> Records | None:
-    """Returns a batch of records, those after a key; None if there are none.
+def _records_after(environment: Environment, key: bytes, count: EntryCount) -> list[Record]:
+    """Returns a batch of records, those after a key.
 
     Raises:
         lmdb.Error: LMDB failed.
@@ -146,40 +109,23 @@ def _records_after(environment: Environment, key: bytes, count: EntryCount) -> R
         count.count(txn, environment.counted)
         cursor = txn.cursor(environment.pages)
         found = cursor.set_range(key + b"\0")
-        rows = list(islice(cursor.iternext(), BATCH)) if found else []
-    if not rows:
-        return None
-    keys, values = [key for key, _ in rows], [value for _, value in rows]
-    if any(map(ge, [key, *keys], keys)):
+        records = list(islice(cursor.iternext(), BATCH)) if found else []
+    if not keys_ascend(records, key):
         raise lmdb.CorruptedError("its keys are out of order")
-    return Records(keys, values, _lengths(values))
+    return records
 
 
-def _lengths(texts: Sequence[bytes]) -> npt.NDArray[np.int64]:
-    return np.fromiter(map(len, texts), np.int64, len(texts))
-
-
-def stored_pages(environment: Environment, records: Records) -> StoredPages:
+def stored_pages(environment: Environment, records: list[Record]) -> StoredPages:
     """Drops the invalid records: the receiver would reject the whole message otherwise."""
-    possible = (records.lengths >= OLD_HEADER_BYTES) & (_lengths(records.keys) == KEY_BYTES)
-    if not possible.all():
-        records = records.only(possible)
-    fixed = np.array(records.values, f"S{HEADER_BYTES}").view(_FIXED)  # longer values are cut
-    old, new = fixed["format"] == OLD_FORMAT, (fixed["format"] == FORMAT) & (records.lengths >= HEADER_BYTES)
-    there = environment.spaces
-    present = [number for number in np.unique(fixed["space"]).tolist() if number in there]
-    spaces = {number: there[number] for number in present if file_format.makes_sense(there[number])}
-    numbers = np.array(list(spaces), np.uint32)
-    coded = (fixed["format"] == COMPRESSED_FORMAT) & (fixed["codec"] == COMPRESSED)
-    coded &= (records.lengths >= HEADER_BYTES) & (COMPRESSED_FORMAT in environment.READABLE)
-    good = np.isin(fixed["space"], numbers) & ((old | new) & (fixed["codec"] == PLAIN) | coded)
-    good &= (fixed["size"] > 0) & (fixed["size"] <= environment.largest_page)
-    fixed["history"][old] = np.void(NO_HISTORY)
-    pages = np.zeros(int(good.sum()), STORED_PAGE)
-    pages["key"] = np.frombuffer(b"".join(records.keys), f"V{KEY_BYTES}")[good]
-    for name in ("history", "size", "stamp"):
-        pages[name] = fixed[name][good]
-    pages["space"] = np.searchsorted(numbers, fixed["space"][good])
-    if coded.any():
-        pages["slots"] = np.where(coded, -(-fixed["coded"].view("<i8") // environment.shape.frame_bytes), 0)[good]
-    return StoredPages(pages.tobytes(), tuple(spaces.values()))
+    slot_bytes = environment.shape.frame_bytes
+    valid = _core.stored_pages(records, environment.FORMAT, environment.largest_page, slot_bytes)
+    pages, there = np.frombuffer(valid, STORED_PAGE), environment.spaces
+    numbers = [
+        number
+        for number in np.unique(pages["space"]).tolist()
+        if number in there and file_format.makes_sense(there[number])
+    ]
+    known = np.isin(pages["space"], np.array(numbers, np.uint32))
+    pages = pages if known.all() else pages[known]
+    pages["space"] = np.searchsorted(np.array(numbers, np.uint32), pages["space"])
+    return StoredPages(pages.tobytes(), tuple(there[number] for number in numbers))

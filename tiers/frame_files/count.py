@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import lmdb
 
-from pagetier.tiers.disk.environment import Listing
+from pagetier.tiers.disk.environment import Listing, Record
 
 
 class RecordCount:
@@ -20,9 +18,9 @@ class RecordCount:
         """Records LMDB's own count, in each transaction whose records are added."""
         self._seen.add((txn.id(), txn.stat(database)["entries"]))
 
-    def add(self, headers: Sequence[bytes]) -> None:
+    def add(self, records: list[Record]) -> None:
         """Adds records."""
-        self._listed += len(headers)
+        self._listed += len(records)
 
     @property
     def wrong(self) -> str:

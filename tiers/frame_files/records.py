@@ -5,8 +5,6 @@ An extent names slots: the number of the first one over all files of the environ
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from operator import add, itemgetter
 from typing import Final
 
 import xxhash
@@ -34,9 +32,3 @@ def unpack_record(key: bytes, value: bytes | memoryview) -> Header:
 def check_of(key: bytes, body: bytes | memoryview) -> bytes:
     """Returns the checksum of a record, which follows its body."""
     return xxhash.xxh3_64_digest(key + body)
-
-
-def checks_of(keys: Iterable[bytes], values: Iterable[bytes]) -> bytes:
-    """Returns the checksums that these records should end with. It loops in C: a tier may have millions of records."""
-    bodies = map(itemgetter(slice(None, -CHECK_BYTES)), values)
-    return b"".join(map(xxhash.xxh3_64_digest, map(add, keys, bodies)))

@@ -6,22 +6,15 @@ single wrong bit in it, and nothing is stored any more, or more than fits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import islice
-from typing import Final
 
 import lmdb
 import msgspec
-import numpy as np
 
-from pagetier.tiers.disk.environment import Listing
-from pagetier.tiers.disk.file_format import EXTENT_BYTES, FORMAT, HEADER_BYTES, OLD_HEADER_BYTES, About
+from pagetier.shm._core import frames_named
+from pagetier.tiers.disk.environment import Listing, Record
+from pagetier.tiers.disk.file_format import About
 from pagetier.tiers.disk.reader import BATCH
-
-_FIXED_WORDS: Final = HEADER_BYTES // EXTENT_BYTES
-_OLD_FIXED_WORDS: Final = OLD_HEADER_BYTES // EXTENT_BYTES
-_SIZE_WORD: Final = 1  # after format, codec and space
-_FORMAT_BYTE: Final = np.uint64(0xFF)
 
 
 class FrameCount:
@@ -34,12 +27,12 @@ class FrameCount:
         self._clear = True
 
     def count(self, txn: Listing, frames: lmdb._Database) -> None:
-        """Records LMDB's own count, in each transaction whose headers are added."""
+        """Records LMDB's own count, in each transaction whose records are added."""
         self._seen.add((txn.id(), txn.stat(frames)["entries"]))
 
-    def add(self, headers: Sequence[bytes]) -> None:
-        """Adds the frames of some headers."""
-        named = _named(headers, self._frame_bytes)
+    def add(self, records: list[Record]) -> None:
+        """Adds the frames that some headers name."""
+        named = frames_named(records, self._frame_bytes)
         self._clear &= named is not None
         self._named += named or 0
 
@@ -53,26 +46,6 @@ class FrameCount:
             return ""
         ((_, there),) = self._seen
         return f"it counts {there} frames, and its headers name {self._named}" if there != self._named else ""
-
-
-def _named(headers: Sequence[bytes], frame_bytes: int) -> int | None:
-    """Returns how many frames the headers name; None if the extents and the size of one of them disagree."""
-    lengths = np.fromiter(map(len, headers), np.int64, len(headers))
-    if (lengths < OLD_HEADER_BYTES).any() or (lengths % EXTENT_BYTES).any():
-        return None
-    packed = b"".join(headers)
-    starts = np.cumsum(lengths // EXTENT_BYTES) - lengths // EXTENT_BYTES
-    words = np.frombuffer(packed, "<u8")
-    new = words[starts] & _FORMAT_BYTE == FORMAT
-    if (lengths[new] < HEADER_BYTES).any():
-        return None
-    sizes = words[starts + _SIZE_WORD]
-    frames = np.frombuffer(packed, "<u4")[1::2].astype(np.uint64)
-    for word in range(_FIXED_WORDS):
-        frames[(starts if word < _OLD_FIXED_WORDS else starts[new]) + word] = 0
-    named = np.add.reduceat(frames, starts)
-    agree = named == sizes // np.uint64(frame_bytes) + (sizes % np.uint64(frame_bytes) > 0)
-    return int(named.sum()) if agree.all() else None
 
 
 def miscounted(data: str) -> str:
@@ -90,7 +63,7 @@ def miscounted(data: str) -> str:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             return f"its own description cannot be read ({error})"
         count.count(txn, frames)
-        headers = txn.cursor(pages).iternext(keys=False)
-        while batch := list(islice(headers, BATCH)):
+        records = txn.cursor(pages).iternext()
+        while batch := list(islice(records, BATCH)):
             count.add(batch)
     return count.wrong

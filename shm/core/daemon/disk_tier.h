@@ -178,7 +178,7 @@ static inline bool pt_disk_report(pt_owner *o, const pt_stored *page, uint64_t n
     bool room = entry != PT_NONE || v->header->free_entry != PT_NONE || pt_evict_wholly(o, now);
     o->tenants.need = PT_NO_NEED;
     if (!room)
-        return false; /* the pages that were reported before are colder */
+        return false; /* no page on disk can leave: each of them is pinned or kept */
     if (entry == PT_NONE)
         return pt_make_on_disk(o, &(pt_stored){page->key, page->size, page->space, tick, page->device, page->slots});
     v->histories[entry].device = page->device;
