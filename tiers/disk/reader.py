@@ -21,6 +21,7 @@ from pagetier.tiers.page_checksum import page_checksum
 
 BATCH: Final = 2048  # pages listed at once: few, because their objects then stay in the cache of the processor
 NONSENSE: Final = Header(0, 0, 0, b"", ())
+_MOST_BYTES: Final = (1 << 64) - 1  # a damaged file may say that it is longer
 TOO_SHORT: Final = "the file is too short"
 STORED_PAGE: Final = dtype_of(STORED_PAGE_LAYOUT)
 ABSENT: Final = ReadReport(ReadResult(ReadOutcome.ABSENT))
@@ -117,8 +118,8 @@ def _records_after(environment: Environment, key: bytes, count: EntryCount) -> l
 
 def stored_pages(environment: Environment, records: list[Record]) -> StoredPages:
     """Drops the invalid records: the receiver would reject the whole message otherwise."""
-    slot_bytes = environment.shape.frame_bytes
-    valid = _core.stored_pages(records, environment.FORMAT, environment.largest_page, slot_bytes)
+    largest, slot_bytes = min(environment.largest_page, _MOST_BYTES), environment.shape.frame_bytes
+    valid = _core.stored_pages(records, environment.FORMAT, largest, slot_bytes)
     pages, there = np.frombuffer(valid, STORED_PAGE), environment.spaces
     numbers = [
         number
