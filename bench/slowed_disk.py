@@ -3,8 +3,8 @@
     PYTHONPATH=tests/harness:tests/engines .engines/0.32/bin/python bench/slowed_disk.py --json
 
 Three engines of a small Llama take turns with the same prompts, which are on disk only. They differ in the setting
-`load`. The disk is slowed down to a multiple of break-even, at which loading takes as long as computing. It takes about
-five minutes.
+`load`. The disk is slowed down to a multiple of break-even, at which loading takes as long as computing. What the
+engine with `measured` decided is counted. It takes about five minutes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,6 +31,12 @@ MODES = ("always", "never", "measured")
 MULTIPLES = (0.5, 1.0, 2.0, 4.0)
 TOKENS, PAGE = 3000, 128
 PROMPTS, ROUNDS, WARM = 12, 2, 10
+DECISIONS = {  # by the first counter of vLLM's metrics that has grown; none has if a prompt is computed to measure that
+    "disk_tokens": "loaded from disk",
+    "disk_slower_tokens": "computed",
+    "memory_tokens": "found in memory after a probe",
+    "": "tried",
+}
 
 
 class Contest:
@@ -37,6 +44,7 @@ class Contest:
 
     def __init__(self, scene: Scene, stack: ExitStack, delay: Path) -> None:
         self._scene, self._delay = scene, delay
+        self.decided: Counter[str] = Counter()
         self.engines = {mode: stack.enter_context(scene.engine(extra={"load": mode})) for mode in MODES}
         self._prompts = [prompt(1000 + number, TOKENS) for number in range(PROMPTS)]
         for engine in self.engines.values():
@@ -52,11 +60,19 @@ class Contest:
         self._delay.write_text(str(delay))
         for number in range(WARM):
             self._on_disk(self.engines["measured"], self._prompts[number % PROMPTS])
+        self.decided.clear()
         times: dict[str, list[float]] = {mode: [] for mode in MODES}
         for number in range(ROUNDS * PROMPTS):
             for mode in (*MODES[number % 3 :], *MODES[: number % 3]):
+                before = self._counted(mode)
                 times[mode].append(self._on_disk(self.engines[mode], self._prompts[number % PROMPTS]))
+                grown = (name for name, count in self._counted(mode).items() if count > before[name])
+                self.decided[DECISIONS[next(grown, "")]] += mode == "measured"
         return times
+
+    def _counted(self, mode: str) -> dict[str, int]:
+        metrics = self.engines[mode].do("metrics")
+        return {name: metrics.get(f"vllm:pagetier_{name}", 0) for name in filter(None, DECISIONS)}
 
     def _on_disk(self, engine: VllmEngine, tokens: list[int]) -> float:
         forget(engine)
@@ -69,12 +85,13 @@ class Contest:
         return time.perf_counter() - began
 
 
-def row(multiple: float, times: dict[str, list[float]]) -> dict[str, Any]:
+def row(multiple: float, times: dict[str, list[float]], decided: Counter[str]) -> dict[str, Any]:
     """Returns the ratio of what was measured to the better of the two others, with its interval."""
     medians = {mode: statistics.median(some) for mode, some in times.items()}
     better = min(("always", "never"), key=medians.__getitem__)
     low, high = median_interval([one / other for one, other in zip(times["measured"], times[better], strict=True)])
     against = "; ".join(f"{mode} {1e3 * median:.0f} ms" for mode, median in medians.items())
+    against += "; " + ", ".join(f"{decided[one]} {one}" for one in DECISIONS.values() if decided[one])
     result = Result(f"loading_{multiple:g}_x", medians["measured"] / medians[better], "x", against, at_most(1.10))
     return row_of(result) | {"low": low, "high": high, "load_average": os.getloadavg()[0]}
 
@@ -88,7 +105,7 @@ def rows() -> Iterator[dict[str, Any]]:
         os.environ.update({"PYTHONPATH": os.pathsep.join(found), "SLOWED_DISK": str(delay)})
         contest = Contest(stack.enter_context(scene_of("llama")), stack, delay)
         for multiple in MULTIPLES:
-            yield row(multiple, contest.run(multiple))
+            yield row(multiple, contest.run(multiple), contest.decided)
 
 
 if __name__ == "__main__":
