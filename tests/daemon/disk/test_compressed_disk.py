@@ -11,7 +11,7 @@ import numpy as np
 from disk_daemon import FRAME, FRAMES, DiskDaemon
 from disk_stores import settings_of
 from kv_pages import kv_page
-from pagetier.client import Client, Keys
+from pagetier.client import Client, Keys, Namespace
 from pagetier.daemon.stats.size_advice import effective_frames
 from pagetier.daemon.status.disk_report import DeviceReport
 from pagetier.tiers.capacity import frames_under
@@ -22,6 +22,7 @@ from two_devices import TwoDevices
 MIB = 1 << 20
 SIZE = 16 * MIB
 BATCH = FRAMES // 2
+OTHERS = Namespace(model="others", dtype="float32", page_tokens=16)
 PLAIN = frames_under("files", SIZE, 2, FRAME)
 """The pages for which there is room if they are not compressed."""
 
@@ -110,6 +111,22 @@ def test_each_of_two_devices_counts_its_own_slots() -> None:
         daemon.wait_open(restarts=1)
         assert daemon.findings() == []
         assert sum(device.pages for device in daemon.report().devices) > 1.1 * PLAIN
+
+
+def test_a_quota_counts_what_pages_take_compressed(tmp_path: Path) -> None:
+    noise = [np.random.default_rng([61, number]).bytes(FRAME) for number in range(BATCH)]
+    capping = ("--set", "quota=model: disk 0-0.5")
+    with compressing(tmp_path / "disk", SIZE, *capping) as daemon, daemon.client() as client:
+        store_all(daemon, client, range(PLAIN // BATCH))
+        header = daemon.header()
+        assert header.disk_used_frames <= header.disk_frames // 2, "its maximum"
+        assert header.disk_pages > 1.2 * PLAIN // 2
+        client.store(OTHERS.keys(range(16 * BATCH)), noise)
+        assert not daemon.save().trouble, daemon.reported()
+        capped, others = sorted(daemon.snapshot().namespaces, key=lambda space: space.label != namespace().name)
+        assert 1.3 * capped.disk_stored < capped.disk_bytes == header.disk_bytes
+        assert others.disk_stored == others.disk_bytes == BATCH * FRAME
+        assert daemon.findings() == []
 
 
 def test_a_smaller_disk_keeps_what_fits_compressed(tmp_path: Path) -> None:
