@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from child_process import in_child
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from keyed_pages import SPACE, assert_exact, found, in_memory, page_of, pages_of, prompt, store
 from pagetier.client import Client, Keys, Outcome
 from pagetier.client.adapters import MatchHandle, Part, adopt, reserve_async
@@ -126,7 +126,7 @@ def test_a_match_is_handed_to_another_process(daemon: RunningDaemon, client: Cli
     def adopted(handover: bytes, pages: int) -> None:
         out = np.zeros((pages, SIZE), np.uint8)
         with Client(daemon.socket) as other:
-            assert other.wait_attached(10)
+            assert other.wait_attached(PATIENCE_S)
             with adopt(other.session, pickle.loads(handover)) as match:
                 assert len(match) == other.load(match, out) == pages
         assert_exact(KEYS, out)
@@ -187,7 +187,7 @@ def test_a_namespace_is_flushed_and_no_other(client: Client) -> None:
 def test_a_first_flush_waits_for_the_attachment(daemon: RunningDaemon, client: Client) -> None:
     for _ in range(10):
         store(client, KEYS)
-        with Client(daemon.socket, timeout=20.0) as fresh:
+        with Client(daemon.socket, timeout=PATIENCE_S) as fresh:
             assert fresh.flush(SPACE)
         assert in_memory(client, KEYS) == 0
 
@@ -207,7 +207,7 @@ def test_a_flush_without_a_response_delays_no_other_call(daemon: RunningDaemon, 
     assert not client.flush(SPACE, 0.05)
     assert not client.flush(SPACE, 0.0)
     daemon.signal(signal.SIGCONT)
-    assert store(client, KEYS, timeout=20.0).stored == 10
+    assert store(client, KEYS, timeout=PATIENCE_S).stored == 10
     assert eventually(lambda: not client._attachment.requests._strays), "the background thread has read the responses"
 
 

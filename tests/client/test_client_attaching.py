@@ -31,7 +31,6 @@ from running_daemon import RunningDaemon
 from virtual_clock import VirtualClock, in_main_thread
 
 KEYS, MORE = prompt(0, 10), prompt(1, 10)
-AT_ONCE_S = 5.0
 LONGEST_MOMENT_S = 0.004  # longer than attaching takes
 
 
@@ -46,7 +45,7 @@ def no_slot_in_use(daemon: RunningDaemon) -> bool:
 def attaches_at_once(daemon: RunningDaemon) -> bool:
     """Returns whether one more client attaches at once, and leaves no slot in use."""
     with Client(daemon.socket) as client:
-        attached = client.wait_attached(AT_ONCE_S)
+        attached = client.wait_attached(PATIENCE_S)
     return attached and eventually(lambda: no_slot_in_use(daemon))
 
 
@@ -182,7 +181,7 @@ def test_a_process_that_forks_while_it_attaches(daemon: RunningDaemon) -> None:
                 client.close()
 
             assert in_child(child) == 0
-            assert client.wait_attached(AT_ONCE_S)
+            assert client.wait_attached(PATIENCE_S)
     assert eventually(lambda: no_slot_in_use(daemon))
 
 

@@ -58,6 +58,7 @@ def loads_nothing(client: Client, match: Match) -> bool:
 
 def test_without_a_daemon_matches_miss_and_one_line_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "pagetier.client"), Client(tmp_path / "none.sock") as client:
+        assert eventually(lambda: any("cannot reach the daemon" in line for line in caplog.messages))
         assert not client.wait_attached(0.3)
         assert in_memory(client, KEYS) == 0
         result = store(client, KEYS)
@@ -205,7 +206,7 @@ def test_a_match_does_not_keep_segments_that_a_new_daemon_replaced(daemon: Runni
 def test_a_forked_child_misses_and_attaches_by_itself(filled: Client) -> None:
     def child() -> None:
         assert in_memory(filled, KEYS) == 0
-        assert filled.wait_attached(10) and found(filled, KEYS, SIZE) == 10
+        assert filled.wait_attached(PATIENCE_S) and found(filled, KEYS, SIZE) == 10
 
     with filled.match(KEYS) as match:
         assert in_child(child) == 0
@@ -217,8 +218,8 @@ _HOLDER = """
 import sys
 from pagetier.client import Client, Namespace
 space = Namespace(model="test/model", dtype="float32", page_tokens=16)
-client = Client(sys.argv[1], timeout=20.0)
-assert client.wait_attached(10)
+client = Client(sys.argv[1], timeout=60.0)
+assert client.wait_attached(60.0)
 match = client.match(space.keys(range(160)))
 reservation = client.reserve(space.keys(range(2 << 20, (2 << 20) + 160)), 100_000)
 print(len(match), len(reservation.granted), flush=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from keyed_pages import in_memory, prompt, store
 from pagetier.client import NO_HINT, Client, Hint
 from pagetier.client.adapters import reserve_async
@@ -85,7 +85,7 @@ def test_stores_carry_hints(learning: RunningDaemon) -> None:
         for kind in (Hint.over(), Hint.returns_within(1), Hint.returns_within(1000), NO_HINT):
             assert client.store(KEYS, bytes(10 * 100), hint=kind).refused == 0
         client.reserve(OTHERS[:5], FRAME, hint=Hint.over()).publish()
-        reserve_async(client, OTHERS[5:10], FRAME, hint=Hint.over()).wait(5.0).publish()
+        reserve_async(client, OTHERS[5:10], FRAME, hint=Hint.over()).wait(PATIENCE_S).publish()
         assert counted(learning, pages=40, applied=40)
 
 
@@ -134,7 +134,7 @@ def test_hints_do_not_survive_the_daemon(learning: RunningDaemon) -> None:
         assert counted(learning, pages=10, applied=10, kept_bytes=10 * FRAME)
         learning.kill()
         learning.start()
-        assert client.wait_attached(20.0)
+        assert client.wait_attached(PATIENCE_S)
         assert in_memory(client, KEYS) == 10
         assert learning.snapshot().hints == HintReport()
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from child_process import in_child
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from fake_daemon import FakeDaemon, Peer
 from keyed_pages import in_memory, prompt
 from link_fixtures import HOUR_S, never_block
@@ -35,7 +35,7 @@ def fake() -> Iterator[FakeDaemon]:
 def asking(fake: FakeDaemon) -> Iterator[Client]:
     """Yields a client of a daemon that answers when the test says so."""
     with Client(fake.socket, timeout=CALL_S) as attached:
-        assert attached.wait_attached(5)
+        assert attached.wait_attached(PATIENCE_S)
         yield attached
 
 
@@ -70,7 +70,7 @@ def test_a_pending_reservation_is_granted(client: Client) -> None:
 def test_wait_returns_the_reservation_at_once_when_it_comes(client: Client) -> None:
     for number in range(50):
         pending = reserve_async(client, prompt(number, 2), 10)
-        assert pending.wait(5).publish().stored == 2
+        assert pending.wait(PATIENCE_S).publish().stored == 2
 
 
 @pytest.mark.parametrize("how", ["dropped", "cancelled", "dropped when ready", "cancelled when ready"])
@@ -127,7 +127,7 @@ def test_the_result_says_what_became_of_each_page_so_far(client: Client) -> None
 def test_many_reservations_without_a_waiting_thread_become_ready(client: Client) -> None:
     """The responses exceed the socket buffers: the background thread reads them."""
     keys = prompt(0, 8192)
-    reservations = [reserve_async(client, keys, 1, timeout=5) for _ in range(40)]
+    reservations = [reserve_async(client, keys, 1, timeout=PATIENCE_S) for _ in range(40)]
     assert eventually(lambda: all(pending.ready for pending in reservations))
     results = [pending.wait(0).publish() for pending in reservations]
     assert results[0].stored == 256, "the first reservation gets all frames"
@@ -141,10 +141,10 @@ def test_threads_that_wait_and_threads_that_poll_all_get_their_responses(client:
     def work(thread: int) -> None:
         for number in range(1000 * thread, 1000 * thread + 100):
             pending = reserve_async(client, prompt(number, 3), 10)
-            with client.reserve(prompt(number + 500, 2), 10, timeout=20) as reservation:
+            with client.reserve(prompt(number + 500, 2), 10, timeout=PATIENCE_S) as reservation:
                 assert len(reservation.granted) == 2
             if number % 3:
-                pending.wait(20).publish()
+                pending.wait(PATIENCE_S).publish()
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(work, range(4)))
@@ -159,7 +159,7 @@ def test_a_timeout_of_zero_rejects_all_pages(daemon: RunningDaemon, client: Clie
     assert client.store(prompt(0, 3), bytes(3 * PAGE), timeout=float("inf")).stored == 3
     with daemon.client(timeout=0) as hurried:
         assert hurried.store(prompt(1, 3), bytes(3 * PAGE)).refused == 3
-        assert hurried.store(prompt(1, 3), bytes(3 * PAGE), timeout=5).stored == 3
+        assert hurried.store(prompt(1, 3), bytes(3 * PAGE), timeout=PATIENCE_S).stored == 3
         assert in_memory(hurried, prompt(1, 3)) == 3
 
 
@@ -169,8 +169,8 @@ def test_a_page_whose_other_parts_never_come_expires() -> None:
         RunningDaemon("16MiB", "64KiB", "--constant", "store.reservation_timeout=1.5") as daemon,
         daemon.client() as client,
     ):
-        half = client.reserve(prompt(0, 4), PAGE, Part(0, 2))
-        assert half.publish().stored == 4
+        # A busy machine may take longer for the two calls than a reservation lasts.
+        assert eventually(lambda: client.reserve(prompt(0, 4), PAGE, Part(0, 2)).publish().stored == 4)
         forgotten = client.reserve(prompt(1, 4), PAGE)
         assert in_memory(client, prompt(0, 4)) == 0
         assert eventually(lambda: daemon.header().pages == 0)
@@ -199,7 +199,7 @@ def test_pages_of_a_late_response_are_abandoned(
 
     pending = reserve_async(asking, prompt(2, 3), PAGE)
     answer(fake, fake.next())
-    assert pending.wait(5).publish().stored == 3
+    assert pending.wait(PATIENCE_S).publish().stored == 3
 
 
 def test_pages_of_a_late_response_are_abandoned_while_the_handle_lives(fake: FakeDaemon, asking: Client) -> None:
@@ -233,10 +233,10 @@ def test_a_late_response_before_one_in_time_delays_no_caller(fake: FakeDaemon, a
         for number in range(200):
             reserve_async(asking, prompt(number, 1), 1)
             late = fake.next()
-            waiting = thread.submit(asking.reserve, prompt(1000 + number, 1), 1, timeout=30)
+            waiting = thread.submit(asking.reserve, prompt(1000 + number, 1), 1, timeout=PATIENCE_S)
             in_time = fake.next()
             answer(fake, *((late, in_time) if number % 2 else (in_time, late)))
-            with waiting.result(5) as reservation:
+            with waiting.result(PATIENCE_S) as reservation:
                 assert len(reservation.granted) == 1
     fake.owner.settle()
     assert fake.owner.check_integrity() == []
@@ -246,7 +246,7 @@ def test_responses_out_of_order_reach_their_requests(fake: FakeDaemon, asking: C
     reservations = [reserve_async(asking, prompt(count, count), 1) for count in range(1, 6)]
     asked = [fake.next() for _ in reservations]
     answer(fake, *reversed(asked))
-    assert [len(pending.wait(5).granted) for pending in reservations] == [1, 2, 3, 4, 5]
+    assert [len(pending.wait(PATIENCE_S).granted) for pending in reservations] == [1, 2, 3, 4, 5]
 
 
 def test_a_response_without_a_request_is_ignored(fake: FakeDaemon, asking: Client) -> None:
@@ -255,18 +255,18 @@ def test_a_response_without_a_request_is_ignored(fake: FakeDaemon, asking: Clien
     right = fake.answer_to(peer, request)
     unknown = type(right)(request.number + 1000, right.pages)
     peer.send(unknown, right, right)
-    assert pending.wait(5).publish().stored == 2
+    assert pending.wait(PATIENCE_S).publish().stored == 2
     assert asking.attached
 
 
 def test_open_requests_fail_when_the_daemon_hangs_up(fake: FakeDaemon, asking: Client) -> None:
     pending = reserve_async(asking, prompt(0, 2), 1)
     with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(asking.reserve, prompt(1, 2), 1, timeout=30)
+        waiting = thread.submit(asking.reserve, prompt(1, 2), 1, timeout=PATIENCE_S)
         fake.next(), fake.next()
         fake.hang_up()
-        waited = waiting.result(10)
-    for reservation in (waited, pending.wait(5)):
+        waited = waiting.result(PATIENCE_S)
+    for reservation in (waited, pending.wait(PATIENCE_S)):
         assert reservation.publish().refused == 2
         assert reservation.publish().reason == "the daemon is gone"
 
@@ -275,10 +275,10 @@ def test_a_client_that_attaches_again_reports_the_pages_that_it_writes(fake: Fak
     """The daemon can then release the other pages, which were granted in responses that never came."""
     pending = reserve_async(asking, prompt(0, 3), PAGE)
     answer(fake, fake.next())
-    kept = pending.wait(5)
+    kept = pending.wait(PATIENCE_S)
     done = reserve_async(asking, prompt(1, 2), PAGE)
     answer(fake, fake.next())
-    assert done.wait(5).publish().stored == 2
+    assert done.wait(PATIENCE_S).publish().stored == 2
     reserve_async(asking, prompt(2, 2), PAGE)
     peer, unanswered = fake.next()
     fake.answer_to(peer, unanswered)

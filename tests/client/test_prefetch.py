@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 from child_process import in_child
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from fake_daemon import Peer
 from fake_disk import FakeDiskDaemon
 from keyed_pages import in_memory, prompt, store
@@ -115,7 +115,7 @@ def test_a_prefetch_counts_the_leading_pages_in_memory(
     prefetch = client.prefetch(prompt(0, 4))
     peer, request = daemon.next_fetch()
     peer.send(Fetched(request.number, outcomes, "a reason"))
-    assert prefetch.wait(10) == pages and prefetch.ready
+    assert prefetch.wait(PATIENCE_S) == pages and prefetch.ready
 
 
 def test_responses_to_other_requests_and_of_other_types_are_ignored(daemon: FakeDiskDaemon, client: Client) -> None:
@@ -127,9 +127,9 @@ def test_responses_to_other_requests_and_of_other_types_are_ignored(daemon: Fake
         Findings(request.number, []),
     )
     answer(*daemon.next_fetch())
-    assert other.wait(10) == 1 and not prefetch.ready
+    assert other.wait(PATIENCE_S) == 1 and not prefetch.ready
     peer.send(Fetched(request.number, bytes(2)), Fetched(request.number, bytes(2)))
-    assert prefetch.wait(10) == 2
+    assert prefetch.wait(PATIENCE_S) == 2
     assert client.attached
 
 
@@ -138,7 +138,7 @@ def test_responses_out_of_order_reach_their_prefetches(daemon: FakeDiskDaemon, c
     asked = [daemon.next_fetch() for _ in prefetches]
     for peer, request in reversed(asked):
         answer(peer, request)
-    assert [prefetch.wait(10) for prefetch in prefetches] == [1, 2, 3, 4, 5]
+    assert [prefetch.wait(PATIENCE_S) for prefetch in prefetches] == [1, 2, 3, 4, 5]
 
 
 def test_waiting_ends_at_the_timeout_and_may_be_repeated(
@@ -165,10 +165,10 @@ def test_waiting_ends_at_the_timeout_and_may_be_repeated(
 def test_without_a_daemon_a_prefetch_is_ready_at_once(daemon: FakeDiskDaemon, client: Client) -> None:
     with Client("/nowhere/pagetier.sock") as alone:
         for prefetch in (alone.prefetch(prompt(0, 3)), client.prefetch(prompt(0, 0))):
-            assert prefetch.ready and prefetch.wait(10) == 0
+            assert prefetch.ready and prefetch.wait(PATIENCE_S) == 0
     client.close()
     prefetch = client.prefetch(prompt(0, 3))
-    assert prefetch.ready and prefetch.wait(10) == 0
+    assert prefetch.ready and prefetch.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize("how", ["closed", "hung up"])
@@ -178,7 +178,7 @@ def test_a_prefetch_ends_with_the_connection(daemon: FakeDiskDaemon, client: Cli
         waiting = thread.submit(prefetch.wait, 60)
         daemon.next_fetch()
         client.close() if how == "closed" else daemon.hang_up()
-        assert waiting.result(5) == 0 and prefetch.ready
+        assert waiting.result(PATIENCE_S) == 0 and prefetch.ready
 
 
 def test_a_dropped_prefetch_is_forgotten_when_it_is_answered(daemon: FakeDiskDaemon, client: Client) -> None:
@@ -197,7 +197,7 @@ def test_a_prefetch_is_ready_in_a_forked_child(daemon: FakeDiskDaemon, client: C
     asked, answered = client.prefetch(prompt(0, 3), timeout=60), client.prefetch(prompt(0, 3))
     daemon.next_fetch()
     answer(*daemon.next_fetch())
-    assert answered.wait(10) == 3
+    assert answered.wait(PATIENCE_S) == 3
 
     def child() -> None:
         assert asked.ready and asked.wait(60) == 0 and answered.ready and answered.wait(60) == 0
@@ -252,7 +252,7 @@ def test_a_slow_disk_rejects_no_store_and_no_other_prefetch(
     other = client.prefetch(prompt(2, 3))
     daemon.next_fetch()
     answer(*daemon.next_fetch())
-    assert other.wait(10) == 3
+    assert other.wait(PATIENCE_S) == 3
     assert not slow.ready
 
 
@@ -270,7 +270,7 @@ def test_a_daemon_past_its_time_limit_gets_no_prefetch_until_it_answers(
     again = client.prefetch(prompt(1, 3), timeout=60)
     assert not again.ready, "the daemon has answered since"
     answer(*daemon.next_fetch())
-    assert late.wait(10) == 3
+    assert late.wait(PATIENCE_S) == 3
 
 
 def test_a_daemon_that_answers_no_store_gets_no_prefetch(

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from eventually import PATIENCE_S
 from fake_vllm_config import group, vllm_config
 from pagetier.client import Client
 from pagetier.client.engines.vllm.counters import ConnectorCounters
@@ -190,7 +191,7 @@ def test_the_scheduler_chooses_the_blocks_of_a_page_for_all_divisions_of_the_ran
     config = vllm_config(str(tmp_path))
     settings = ConnectorSettings(socket=str(tmp_path / "none"), weights="same")
     pending = open_scheduler(config, groups, stages, SimpleNamespace(hash_block_size=16), settings)
-    assert pending.wait(10.0)
+    assert pending.wait(PATIENCE_S)
     half = pending.open()
     assert half.page_blocks == 8
     assert [one.kind.page_tokens for one in half._groups] == [128, 128]

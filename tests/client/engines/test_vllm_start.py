@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from disk_daemon import DiskDaemon
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from fake_vllm_client import PAGE, request
 from fake_vllm_config import group, vllm_config
 from pagetier.client import Client
@@ -70,7 +70,7 @@ def pending(name: Path | str, socket: Path, **settings: Any) -> PendingScheduler
 
 def opened(name: Path | str, socket: Path, **settings: Any) -> SchedulerHalf:
     half = pending(name, socket, **settings)
-    assert half.wait(20)
+    assert half.wait(PATIENCE_S)
     return half.open()
 
 
@@ -108,7 +108,7 @@ def test_nothing_is_shared_until_the_weights_are_known(
     with weights_being_read(cache_folder):
         half = pending(weights, daemon.socket)
         assert not half.wait(0.3) and not half.ready
-    assert half.wait(20) and half.ready
+    assert half.wait(PATIENCE_S) and half.ready
     late, other = half.open(), opened(weights, daemon.socket)
     with daemon.client() as client:
         store(late, client)
@@ -124,7 +124,7 @@ def test_a_reset_before_the_weights_are_known_hides_what_their_files_identify(
     with weights_being_read(cache_folder):
         half = pending(weights, daemon.socket)
         half.renew()
-    assert half.wait(20)
+    assert half.wait(PATIENCE_S)
     changed, other = half.open(), opened(weights, daemon.socket)
     with daemon.client() as client:
         store(other, client)
@@ -146,7 +146,7 @@ def test_an_engine_that_ends_before_its_weights_are_known_releases_its_slot(
 def test_workers_store_in_the_namespaces_of_the_scheduler(daemon: RunningDaemon, tmp_path: Path) -> None:
     """A worker gets the identity in a message, and the salt with each command."""
     waiting = pending(weights := model(tmp_path / "model"), daemon.socket, salt="tenant")
-    assert waiting.wait(20)
+    assert waiting.wait(PATIENCE_S)
     half = waiting.open()
     of_workers = namespaces_of(vllm_config(str(weights)), GROUPS, SHAPES, waiting.identity, "tenant")
     assert of_workers == tuple(one.namespace for one in half._groups)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from eventually import PATIENCE_S
 from pagetier.daemon.common.systemd_notify import Notifier
 from pagetier.shm import clock
 
@@ -21,7 +22,7 @@ class Systemd:
         self.address = address
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind("\0" + address[1:] if address.startswith("@") else address)
-        self.socket.settimeout(5)
+        self.socket.settimeout(PATIENCE_S)
 
     def heard(self) -> list[str]:
         """Returns the lines of all messages so far."""

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eventually import PATIENCE_S
 from pagetier.daemon.host.prefault import PrefaultError, prefault
 
 MIB = 1 << 20
@@ -53,7 +54,7 @@ def test_every_byte_is_populated_once(total: int, chunk: int, threads: int) -> N
 
 
 def test_threads_run_concurrently_and_only_the_caller_reports_progress() -> None:
-    together = threading.Barrier(4, timeout=20)
+    together = threading.Barrier(4, timeout=PATIENCE_S)
     heard_by: set[int] = set()
 
     def populate(offset: int, length: int) -> None:
@@ -109,7 +110,7 @@ def test_populating_can_be_stopped() -> None:
 
     def populate(offset: int, length: int) -> None:
         if offset >= 100:
-            assert stop.wait(20)
+            assert stop.wait(PATIENCE_S)
 
     def progress(done: int, total: int) -> None:
         if done >= 5:
@@ -126,7 +127,7 @@ def test_no_thread_is_left_when_the_listener_fails() -> None:
 
     def populate(offset: int, length: int) -> None:
         if offset:
-            assert failed.wait(20)
+            assert failed.wait(PATIENCE_S)
 
     def progress(done: int, total: int) -> None:
         if done:

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anonymous_segments import DAY_NS
+from eventually import PATIENCE_S
 from in_process_server import Peer, serving
 from learning_index import FRAME, LearningIndex
 from page_reservations import outcomes_of
@@ -154,12 +155,12 @@ def test_pages_that_may_exceed_the_quota_are_left_to_the_decoder(sizes: tuple[in
 def test_what_a_client_stores_is_read_directly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Reservations, "ask", None)
     space = Namespace(model="org/model", dtype="bfloat16", page_tokens=16)
-    with serving(tmp_path) as socket, Client(socket, timeout=20.0) as client:
-        assert client.wait_attached(5)
+    with serving(tmp_path) as socket, Client(socket, timeout=PATIENCE_S) as client:
+        assert client.wait_attached(PATIENCE_S)
         keys = space.keys(range(64))
         assert client.store(keys, bytes(4 * FRAME)).stored == 4
         assert client.store(keys[1:], bytes(3 * FRAME)).present == 3
-        assert client.store(keys[3:], bytes(FRAME), timeout=5).present == 1
+        assert client.store(keys[3:], bytes(FRAME), timeout=PATIENCE_S).present == 1
 
 
 @pytest.mark.parametrize("sizes", [(65 * FRAME,), (0,), (32 * FRAME, 33 * FRAME), (FRAME, FRAME)])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from eventually import PATIENCE_S
 from in_process_server import Peer
 from pagetier.daemon.host.peer_credentials import Caller, Rights
 from pagetier.daemon.server.limits import MOST_OF_PROCESS, MOST_SILENT, MOST_UNFINISHED, MOST_WATCHING, ConnectionLimits
@@ -126,7 +127,7 @@ def test_no_requests_are_read_from_a_peer_that_reads_no_responses(path: Path) ->
             while sent < 10_000_000:
                 deaf.send(Check(sent))
                 sent += 1
-        deaf.socket.settimeout(10)
+        deaf.socket.settimeout(PATIENCE_S)
         assert [deaf.answer() for _ in range(sent)] == [Findings(number, []) for number in range(sent)]
 
 
