@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from client_threads import client_threads, clients_end
+from eventually import eventually
 from in_process_server import SMALL, Peer, message, see_peers_off, serves
 from pagetier.client import Client
 from pagetier.daemon.common import loop_clock
@@ -207,12 +209,18 @@ def test_a_greeting_with_unknown_fields_is_refused_by_its_build(path: Path) -> N
     )
 
 
-def test_a_client_of_another_build_continues_without_the_daemon(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagetier.client.own_attachment.BUILD", "pagetier protocol 9 format 9")
-    with Client(path) as client:
-        assert not client.wait_attached(0.3)
-        with client.match(namespace().keys(range(16))) as match:
-            assert len(match) == 0
+def test_a_client_of_another_build_continues_without_the_daemon(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    others = client_threads()
+    with monkeypatch.context() as another:
+        another.setattr("pagetier.client.own_attachment.BUILD", "pagetier protocol 9 format 9")
+        with Client(path) as client:
+            assert eventually(lambda: "cannot attach" in caplog.text) and not client.attached
+            with client.match(namespace().keys(range(16))) as match:
+                assert len(match) == 0
+    # Closed while it attached, it asks until a daemon of its build has said that it has no slot.
+    assert clients_end(others)
 
 
 # --- invalid requests ------------------------------------------------------------------------------------------------
