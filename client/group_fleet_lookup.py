@@ -24,6 +24,8 @@ from pagetier.shm.row_arrays import flags_of, sizes_of
 
 _MOST_PAGES: Final = 4096
 """The most pages of one question: the daemon answers within `remote.ask_timeout`, and more are rarely read."""
+_MOST_PAGE_BYTES: Final = 1 << 48
+"""A larger size is no page's, but a damaged answer of a store. The sizes of a question add up to less than 2^63."""
 
 
 class LocatedHit(msgspec.Struct, frozen=True, eq=False):
@@ -149,7 +151,8 @@ class GroupLocation:
         """
         if self._session is None or not self.wait(0.0):
             return None
-        sizes = sizes_of(self._pending.wait(0.0).sizes).astype(np.int64)
+        answered = sizes_of(self._pending.wait(0.0).sizes)
+        sizes = np.where(answered <= _MOST_PAGE_BYTES, answered, 0).astype(np.int64)
         on_host = flags_of(self._session.locate(self._question.keys)) != 0
         begins, grain = self.match.available_tokens, grain_of(asked.group for asked in self.match.groups)
         ends = np.arange(begins + grain, self._question.ends + 1, grain, dtype=np.int64)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from eventually import eventually
@@ -17,6 +18,7 @@ from fleet_host import PATIENT, FleetHost
 from pagetier.client import FullAttention, GroupMatch, Recurrent, SlidingWindow
 from pagetier.client.adapters import Group, GroupKeys, GroupLocation
 from pagetier.daemon.status.disk_report import Standing
+from pagetier.shm.row_arrays import sizes_of
 from running_daemon import RunningDaemon, namespace
 
 _TOKENS = 256
@@ -160,6 +162,21 @@ def test_no_hit_is_longer_than_the_limit(hosts: Hosts) -> None:
     placed = [hosts.place(FullAttention(16), "limit", [], range(10))]
     hit = hosts.located(placed, 100).longest_hit()
     assert hit is not None and hit.tokens == 96
+
+
+@pytest.mark.parametrize("wrong", [2**48 + 1, 2**63, 2**64 - 1])
+def test_a_size_that_no_page_has_counts_as_absent(hosts: Hosts, wrong: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    placed = [hosts.place(FullAttention(16), f"wrong-size-{wrong}", [], range(6))]
+    location = hosts.located(placed)
+
+    def one_wrong(column: bytes) -> npt.NDArray[np.uint64]:
+        sizes = sizes_of(column).copy()
+        sizes[3] = wrong
+        return sizes
+
+    monkeypatch.setattr("pagetier.client.group_fleet_lookup.sizes_of", one_wrong)
+    hit = location.longest_hit()
+    assert hit is not None and (hit.tokens, hit.fleet_bytes) == (48, 3 * _BYTES)
 
 
 def test_pages_that_came_since_the_match_count(hosts: Hosts) -> None:
