@@ -7,7 +7,6 @@ from typing import Final
 import msgspec
 
 from pagetier.client.attachment import Attachment
-from pagetier.client.keys import Keys
 from pagetier.client.pending_request import PendingRequest
 from pagetier.shm.page_rows import PAGE_SIZES, PAGES_TO_FIND
 from pagetier.shm.protocol import Answer, Locate, Located, Space
@@ -26,11 +25,6 @@ class FleetPages(msgspec.Struct, frozen=True, eq=False):
 
     pages: bytes
     table: tuple[Space, ...]
-
-
-def space_of(keys: Keys) -> Space:
-    """Returns the namespace of keys, as messages have it."""
-    return Space(keys.namespace.digest, keys.namespace.name, keys.namespace.page_tokens)
 
 
 def request_pages(

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.client.attachment import Attachment
-from pagetier.client.fleet_lookup import FleetPages, request_pages, space_of
+from pagetier.client.fleet_lookup import FleetPages, request_pages
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import grain_of
-from pagetier.client.keys import Keys, require_keys
+from pagetier.client.keys import Keys, require_keys, space_of
 from pagetier.client.pending_request import PendingRequest
 from pagetier.shm._core import Session, located_pages, pages_to_find
 from pagetier.shm.page_rows import PAGE_KEYS

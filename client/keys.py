@@ -26,16 +26,10 @@ import numpy.typing as npt
 from msgspec.structs import force_setattr
 
 from pagetier.client.arguments import integer_of
-from pagetier.client.hash_chain import chained, extras_of, hashed_after
-from pagetier.client.hash_inputs import (
-    Tokens,
-    digests_of,
-    mixed_into,
-    token_ids,
-)
+from pagetier.client.hashing import Tokens, chained, digests_of, extras_of, hashed_after, mixed_into, token_ids
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.cached import CachedProperty
-from pagetier.shm.protocol import Prompt
+from pagetier.shm.protocol import Prompt, Space
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # collections.abc has it from 3.12 on
@@ -297,3 +291,8 @@ def require_keys(value: object, call: str) -> None:
             f"{call} takes Keys, not {type(value).__name__}: make them with namespace.keys(token_ids), or use what"
             " register() returns, which takes token IDs"
         )
+
+
+def space_of(keys: Keys) -> Space:
+    """Returns the namespace of keys, as messages have it."""
+    return Space(keys.namespace.digest, keys.namespace.name, keys.namespace.page_tokens)

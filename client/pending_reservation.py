@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.client.attachment import AttachedClient, Attachment
-from pagetier.client.fleet_lookup import space_of
 from pagetier.client.hints import NO_HINT, Hint, require_hint
-from pagetier.client.keys import Keys, require_keys
+from pagetier.client.keys import Keys, require_keys, space_of
 from pagetier.client.misuse import WaitingClient, seconds_to_wait
 from pagetier.client.paged_blocks import WHOLE, Part, required_part
 from pagetier.client.pending_request import PendingRequest

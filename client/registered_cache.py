@@ -8,7 +8,7 @@ from pagetier.client.async_copy.copier import AsyncCopier
 from pagetier.client.async_copy.handles import LoadHandle, StoreHandle
 from pagetier.client.blocking_copies import DeviceCopies, HostCopies, IncompleteLoadError, LazyCopier
 from pagetier.client.destinations import reachable_pages
-from pagetier.client.hash_inputs import Hashes, Tokens
+from pagetier.client.hashing import Hashes, Tokens
 from pagetier.client.hints import Hint
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.load_or_compute import ProcessRule

@@ -13,7 +13,7 @@ from pagetier.client.async_copy.handles import LoadHandle, StoreHandle
 from pagetier.client.blocking_copies import IncompleteLoadError
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, Group, grain_of
-from pagetier.client.hash_inputs import Hashes, Tokens
+from pagetier.client.hashing import Hashes, Tokens
 from pagetier.client.keys import Keys
 from pagetier.client.load_or_compute import ProcessRule
 from pagetier.client.misuse import require_same, seconds_to_wait

@@ -12,7 +12,7 @@ from eventually import eventually
 from indexer import Indexer, Reach, reach_of
 from one_host import Scene, ask, forget, prompt
 from pagetier.client import Client
-from pagetier.client.hash_inputs import mixed_into
+from pagetier.client.hashing import mixed_into
 from vllm_engine import VllmEngine
 
 _BELIEVED_S = 30.0

@@ -11,7 +11,7 @@ from disk_daemon import DiskDaemon
 from eventually import eventually
 from indexer import Indexer, Reach, indexing, reach_of, require_indexer
 from pagetier.client import Client
-from pagetier.client.hash_inputs import mixed_into
+from pagetier.client.hashing import mixed_into
 from sglang_engine import SglangEngine
 from sglang_model import Spec, prompt
 

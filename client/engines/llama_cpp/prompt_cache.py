@@ -18,7 +18,7 @@ from pagetier.client.engines.llama_cpp.loads import PageLoads
 from pagetier.client.engines.llama_cpp.paged_state import PagedState
 from pagetier.client.engines.llama_cpp.sequence_tokens import SequenceTokens
 from pagetier.client.engines.llama_cpp.stores import PageStores
-from pagetier.client.hash_inputs import Tokens
+from pagetier.client.hashing import Tokens
 
 _ATTACH_S: Final = 0.2  # a program that starts and asks at once finds what is cached
 

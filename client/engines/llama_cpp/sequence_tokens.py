@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pagetier.client.group_match import GroupKeys
 from pagetier.client.groups import Group
-from pagetier.client.hash_inputs import Tokens, token_ids
+from pagetier.client.hashing import Tokens, token_ids
 from pagetier.client.keys import Namespace
 
 

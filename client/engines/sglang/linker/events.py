@@ -13,7 +13,7 @@ from pagetier.client.engines.events.changes import LocationChanges
 from pagetier.client.engines.events.idle_publisher import StepOrder
 from pagetier.client.engines.events.runs import runs_of
 from pagetier.client.engines.events.table import Change
-from pagetier.client.hash_inputs import mixed_into
+from pagetier.client.hashing import mixed_into
 from pagetier.shm._core import KEY_BYTES, TierFlag
 
 MEDIA: Final = {TierFlag.MEMORY: "CPU_PINNED", TierFlag.DISK: "DISK"}

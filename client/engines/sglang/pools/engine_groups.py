@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.client.engines.sglang.pools.device_pools import FULL
-from pagetier.client.hash_inputs import mixed_into
+from pagetier.client.hashing import mixed_into
 from pagetier.client.keys import Keys
 from pagetier.client.registered_cache import RegisteredCache
 from pagetier.shm.protocol import Prompt

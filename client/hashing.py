@@ -1,9 +1,14 @@
-"""Converts token IDs and digests, in any form that an engine has, to the bytes that keys are made of."""
+"""Hashes the pages of a prompt: from token IDs or digests, in any form that an engine has, to the bytes of keys.
+
+The hashes of tokens form a chain: each is over the tokens of its page and the hash before it.
+"""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
+from itertools import repeat
 from operator import index
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeGuard
 
@@ -16,9 +21,7 @@ from pagetier.shm.page_rows import PAGE_KEYS
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # collections.abc has it from 3.12 on
 
-TOKEN_BYTES: Final = 4
-"""Bytes of one token ID in the input of a key."""
-
+_TOKEN_BYTES: Final = 4
 _LIMIT: Final = 2**32
 _U32: Final = np.dtype("<u4")
 _I32: Final = np.dtype("<i4")
@@ -35,6 +38,45 @@ Tokens: TypeAlias = "Sequence[int] | ArrayLike | array[int] | memoryview"
 
 Hashes: TypeAlias = "Sequence[bytes] | Buffer | npt.NDArray[np.uint8]"
 """An engine's own hashes, one a page: bytes objects of any length but 0, or one buffer with 32 bytes for each."""
+
+
+def chained(previous: bytes, ids: npt.NDArray[np.uint32], page_tokens: int, extras: Iterable[bytes]) -> bytes:
+    """Returns the keys of all full pages of `ids`. Each is hashed over the one before it, the first over `previous`."""
+    pages = ids.view(np.uint8).data
+    page_bytes = page_tokens * _TOKEN_BYTES
+    keys = []
+    # The hot path: each statement in this loop runs once for each page, besides about 4 µs of hashing for 256 tokens.
+    for start, extra in zip(range(0, len(pages) - page_bytes + 1, page_bytes), extras, strict=False):
+        state = sha256(previous)
+        state.update(pages[start : start + page_bytes])
+        if extra:
+            state.update(extra)
+        previous = state.digest()
+        keys.append(previous)
+    return b"".join(keys)
+
+
+def extras_of(extra: bytes | Sequence[bytes], pages: int) -> Iterable[bytes]:
+    """Returns what is hashed besides the tokens of each page.
+
+    Raises:
+        TypeError: `extra` is neither bytes nor a sequence of bytes.
+        ValueError: There is another number of items than of pages.
+    """
+    if isinstance(extra, bytes):
+        return repeat(extra)
+    if not is_sequence(extra):
+        raise TypeError(f"extra must be bytes or a sequence of bytes, not {type(extra).__name__}")
+    if len(extra) != pages:
+        raise ValueError(f"extra has {len(extra)} items for {pages} full pages of tokens")
+    return all_bytes("extra", extra)
+
+
+def hashed_after(previous: Any, digest: bytes) -> bytes:
+    """Returns the hash of a digest after what `previous` has hashed already."""
+    state = previous.copy()
+    state.update(digest)
+    return bytes(state.digest())
 
 
 def token_ids(tokens: Tokens) -> npt.NDArray[np.uint32]:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagetier.client.hash_inputs import token_ids
+from pagetier.client.hashing import token_ids
 from pagetier.client.keys import Namespace
 from pagetier.shm._core import KEY_BYTES
 
