@@ -12,6 +12,7 @@ from pagetier.client.arguments import seconds_of
 from pagetier.client.page_client import PageClient
 from pagetier.client.reconnect import LinkEvent, log_event
 from pagetier.client.registered_cache import RegisteredCache
+from pagetier.client.registered_group import RegisteredGroup
 from pagetier.client.registered_groups import RegisteredGroups
 from pagetier.client.registration import (
     CacheGroup,
@@ -132,10 +133,9 @@ class Client(PageClient):
             raise TypeError("pass either kv_caches or groups")
         if kv_caches is not None:
             group = attention_group(kv_caches, layout, page_tokens, num_kv_heads)
-            return self._remember(self._registered_cache(group, model, options))
+            return self._remember(RegisteredCache(self, self._group(group, model, options)))
         caches = [
-            self._registered_cache(group, model, options, f", {number} of {len(groups)}")
-            for number, group in enumerate(groups, 1)
+            self._group(group, model, options, f", {number} of {len(groups)}") for number, group in enumerate(groups, 1)
         ]
         return self._remember(RegisteredGroups(self, caches, [group.kind for group in groups]))
 
@@ -173,11 +173,9 @@ class Client(PageClient):
             self._attachment.drop()
             raise
 
-    def _registered_cache(
-        self, group: CacheGroup, model: str, options: EngineOptions, place: str = ""
-    ) -> RegisteredCache:
+    def _group(self, group: CacheGroup, model: str, options: EngineOptions, place: str = "") -> RegisteredGroup:
         paged = paged_cache_of(group, shard_of(options))
-        return RegisteredCache(self, paged, namespace_of(paged, group, model, options, place))
+        return RegisteredGroup(self, paged, namespace_of(paged, group, model, options, place))
 
     def _remember(self, registered: _R) -> _R:
         self._registered.add(registered)

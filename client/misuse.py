@@ -133,12 +133,6 @@ def require_namespace(value: object) -> None:
         )
 
 
-def require_same(namespace: Namespace, own: Namespace) -> None:
-    """Raises ValueError for keys of another cache's namespace: its pages may have the same shape and mean another."""
-    if namespace != own:
-        raise ValueError(f"keys of {namespace.name} were given to the cache of {own.name}")
-
-
 def reject_keys(value: object, error: AttributeError) -> NoReturn:
     """Raises TypeError for an argument of match() that is not Keys, and AttributeError again for one that is."""
     try:

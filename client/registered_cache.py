@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from pagetier.client.async_copy.copier import AsyncCopier
 from pagetier.client.async_copy.handles import LoadHandle, StoreHandle
-from pagetier.client.blocking_copies import DeviceCopies, HostCopies, IncompleteLoadError, LazyCopier
 from pagetier.client.destinations import reachable_pages
 from pagetier.client.hashing import Hashes, Tokens
 from pagetier.client.hints import Hint
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.load_or_compute import ProcessRule
 from pagetier.client.match import Match
-from pagetier.client.misuse import require_match, require_same, tokens_to_skip
+from pagetier.client.misuse import require_match, tokens_to_skip
 from pagetier.client.page_client import PageClient
+from pagetier.client.registered_group import IncompleteLoadError, RegisteredGroup
 from pagetier.client.store_result import StoreResult
 from pagetier.kernels.layout.slot_map import Ids, SlotMap, slot_map
 from pagetier.kernels.layout.transfer import PagedCache
@@ -33,24 +33,27 @@ class RegisteredCache:
     On a GPU, copies wait for the work that the calling thread has given to its current stream, unless `after` is given.
 
     Attributes:
-        paged: The tensors and the layout of their pages.
-        namespace: The namespace of the pages.
-        copies: The copies that the caller waits for, by slots.
+        group: The only group of the model, for code that has slots instead of block tables.
     """
 
-    def __init__(self, client: PageClient, paged: PagedCache, namespace: Namespace) -> None:
-        self.paged, self.namespace = paged, namespace
+    def __init__(self, client: PageClient, group: RegisteredGroup) -> None:
+        self.group = group
         self._client, self._rule = client, ProcessRule()
-        self._copier = LazyCopier(client, paged)
-        self.copies: HostCopies | DeviceCopies = HostCopies(client, paged)
-        if paged.cache.device != "cpu":
-            self._copier.open()  # the arena is pinned in the background, and a missing GPU is reported now
-            self.copies = DeviceCopies(client, self._copier)
+
+    @property
+    def paged(self) -> PagedCache:
+        """The tensors and the layout of their pages."""
+        return self.group.paged
+
+    @property
+    def namespace(self) -> Namespace:
+        """The namespace of the pages."""
+        return self.group.namespace
 
     @property
     def page_tokens(self) -> int:
         """The number of tokens in a page."""
-        return self.namespace.page_tokens
+        return self.group.page_tokens
 
     def keys(
         self, tokens: Tokens | Keys | None = None, *, hashes: Hashes | None = None, extra: bytes | Sequence[bytes] = b""
@@ -70,16 +73,7 @@ class RegisteredCache:
                 tokens.
             ValueError: Keys belong to another namespace, or as Namespace.keys() and Namespace.keys_of() raise.
         """
-        if (tokens is None) == (hashes is None):
-            raise TypeError("pass either tokens or hashes")
-        if extra and (tokens is None or isinstance(tokens, Keys)):
-            raise TypeError("extra belongs to tokens: keys and hashes have to contain it already")
-        if hashes is not None:
-            return self.namespace.keys_of(hashes)
-        if not isinstance(tokens, Keys):
-            return self.namespace.keys(tokens, extra)  # type: ignore[arg-type]  # not None: see above
-        require_same(tokens.namespace, self.namespace)
-        return tokens
+        return self.group.keys(tokens, hashes, extra)
 
     def match(
         self, tokens: Tokens | Keys | None = None, *, hashes: Hashes | None = None, extra: bytes | Sequence[bytes] = b""
@@ -89,7 +83,7 @@ class RegisteredCache:
         The arguments and errors are those of keys(). `tokens` of the match is its length, and `available_tokens` counts
         pages on disk too.
         """
-        return self._client.match(self.keys(tokens, hashes=hashes, extra=extra))
+        return self._client.match(self.group.keys(tokens, hashes, extra))
 
     def load(
         self,
@@ -122,8 +116,8 @@ class RegisteredCache:
             ValueError: The match is of another cache, or the table names a block that does not exist, or a block twice.
             TypeError: The table is not of integers on the host.
         """
-        slots, start_page = self.slots_to_load(match, block_table, skip_tokens)
-        pages = self.copies.load(match, slots, start_page, timeout, self._rule.rule) if len(slots) else 0
+        slots, start_page = self._slots_to_load(match, block_table, skip_tokens)
+        pages = self.group.load(match, slots, start_page, timeout, self._rule.rule) if len(slots) else 0
         loaded = (start_page + pages) * self.page_tokens if pages else skip_tokens
         if strict and loaded < match.tokens:
             raise IncompleteLoadError(loaded, match.tokens)
@@ -157,8 +151,8 @@ class RegisteredCache:
             ValueError: The table has no room for all full pages, or names a block that does not exist.
             TypeError: As for keys(), or the table is not of integers on the host.
         """
-        keys = self.keys(tokens, hashes=hashes, extra=extra)
-        return self.copies.store(keys, self.slots_of(block_table, len(keys)), timeout)
+        keys = self.group.keys(tokens, hashes, extra)
+        return self.group.store(keys, self.group.slots_of(block_table, len(keys)), timeout)
 
     def async_load(self, match: Match, block_table: Ids, *, skip_tokens: int = 0, after: object = None) -> LoadHandle:
         """Starts to load the pinned pages of a match, layer by layer, and returns at once; see AsyncCopier.load().
@@ -179,9 +173,9 @@ class RegisteredCache:
             ValueError: As for load(), or `after` is not an event of the device.
             DeviceError: The device failed.
         """
-        slots, start_page = self.slots_to_load(match, block_table, skip_tokens)
+        slots, start_page = self._slots_to_load(match, block_table, skip_tokens)
         slots = slots.some(0, max(0, min(len(slots), len(match) - start_page)))
-        return self.start_load(match, slots, start_page, after)
+        return self.group.start_load(match, slots, start_page, after)
 
     def async_store(
         self,
@@ -212,8 +206,8 @@ class RegisteredCache:
             TypeError: As for store().
             DeviceError: The device failed.
         """
-        keys = self.keys(tokens, hashes=hashes, extra=extra)
-        return self.start_store(keys, self.slots_of(block_table, len(keys)), after)
+        keys = self.group.keys(tokens, hashes, extra)
+        return self.group.start_store(keys, self.group.slots_of(block_table, len(keys)), after)
 
     def hint(
         self,
@@ -234,7 +228,7 @@ class RegisteredCache:
         Returns:
             Whether the hint was sent.
         """
-        return self._client.hint(self.keys(tokens, hashes=hashes, extra=extra), hint)
+        return self._client.hint(self.group.keys(tokens, hashes, extra), hint)
 
     def computed(self, seconds: float, *prompts: range) -> None:
         """Reports how long a step has taken, so that load() leaves out what is computed faster than it is loaded.
@@ -250,7 +244,7 @@ class RegisteredCache:
 
     def copier(self) -> AsyncCopier:
         """Returns the copier of the asynchronous copies, opened by the first call. Raises as open_copier() does."""
-        return self._copier.open()
+        return self.group.copier()
 
     def close(self, timeout: float) -> bool:
         """Closes the copier, if it was opened, and waits at most `timeout` seconds for copies in flight.
@@ -260,23 +254,9 @@ class RegisteredCache:
         Returns:
             Whether all copies have ended.
         """
-        return self._copier.close(timeout)
+        return self.group.close(timeout)
 
-    def start_load(self, match: Match, slots: SlotMap, start_page: int, after: object) -> LoadHandle:
-        """Starts a load by slots; see async_load()."""
-        copier = self._copier.open()
-        return copier.load(match, slots, start_page, copier.engine_event() if after is None else after)
-
-    def start_store(self, keys: Keys, slots: SlotMap, after: object) -> StoreHandle:
-        """Starts a store by slots; see async_store()."""
-        copier = self._copier.open()
-        return copier.store(keys, slots, copier.engine_event() if after is None else after)
-
-    def slots_of(self, block_table: Ids, pages: int) -> SlotMap:
-        """Returns the slots of the first `pages` pages. Raises as slot_map() does, also if the table is too short."""
-        return slot_map(block_table, pages, self.paged.page.tokens, self.paged.cache.block_tokens)
-
-    def slots_to_load(self, match: Match, block_table: Ids, skip_tokens: int) -> tuple[SlotMap, int]:
+    def _slots_to_load(self, match: Match, block_table: Ids, skip_tokens: int) -> tuple[SlotMap, int]:
         """Returns the slots of the pages that a load may bring and for which the table has room, and the first page.
 
         Raises:
@@ -284,7 +264,7 @@ class RegisteredCache:
         """
         require_match(match, "load()")
         if match.keys is not None:  # a match of another process has none
-            require_same(match.keys.namespace, self.namespace)
+            self.group.require_own(match.keys)
         page, block = self.paged.page.tokens, self.paged.cache.block_tokens
         skip_tokens = tokens_to_skip(match, skip_tokens, self.page_tokens, page)
         start_page = skip_tokens // self.page_tokens

@@ -10,16 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.client.async_copy.handles import LoadHandle, StoreHandle
-from pagetier.client.blocking_copies import IncompleteLoadError
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, Group, grain_of
 from pagetier.client.hashing import Hashes, Tokens
 from pagetier.client.keys import Keys
 from pagetier.client.load_or_compute import ProcessRule
-from pagetier.client.misuse import require_same, seconds_to_wait
+from pagetier.client.misuse import seconds_to_wait
 from pagetier.client.page_client import PageClient
 from pagetier.client.prompt_reader import PromptReader
-from pagetier.client.registered_cache import RegisteredCache
+from pagetier.client.registered_group import IncompleteLoadError, RegisteredGroup
 from pagetier.client.store_result import StoreResult
 from pagetier.kernels.layout.slot_map import Ids, SlotMap
 from pagetier.shm.clock import Deadline
@@ -41,11 +40,11 @@ class RegisteredGroups:
     will be, the state at the end of that page.
 
     Attributes:
-        caches: The cache of each group; its `copier` and `namespace` can be used directly.
+        caches: The groups; their `copier` and `namespace` can be used directly.
         kinds: The kind of each group.
     """
 
-    def __init__(self, client: PageClient, caches: Sequence[RegisteredCache], kinds: Sequence[Group]) -> None:
+    def __init__(self, client: PageClient, caches: Sequence[RegisteredGroup], kinds: Sequence[Group]) -> None:
         self.caches, self.kinds = tuple(caches), tuple(kinds)
         self._client, self._rule = client, ProcessRule()
 
@@ -67,7 +66,7 @@ class RegisteredGroups:
         if len(own) != len(self.caches):
             raise ValueError(f"hashes of {len(own)} groups for {len(self.caches)} groups")
         return tuple(
-            GroupKeys(kind, cache.keys(tokens, hashes=group_hashes))
+            GroupKeys(kind, cache.keys(tokens, group_hashes))
             for kind, cache, group_hashes in zip(self.kinds, self.caches, own, strict=True)
         )
 
@@ -113,7 +112,7 @@ class RegisteredGroups:
         tables = self._tables(block_tables)
         with self._read_rest(match, tables, timeout) as whole:
             copied = [
-                cache.copies.load(its, slots, 0, 0) if len(slots) else 0
+                cache.load(its, slots, 0, 0) if len(slots) else 0
                 for cache, its, slots in zip(self.caches, whole.matches, self._needed_slots(whole, tables), strict=True)
             ]
             loaded = whole.tokens if copied == [len(its) for its in whole.matches] else 0
@@ -147,9 +146,7 @@ class RegisteredGroups:
             TypeError: As for keys(), or a table is not of integers on the host.
         """
         plans = self._plans(self.keys(tokens, hashes=hashes), block_tables)
-        return tuple(
-            cache.copies.store(keys, slots, timeout) for cache, (keys, slots) in zip(self.caches, plans, strict=True)
-        )
+        return tuple(cache.store(keys, slots, timeout) for cache, (keys, slots) in zip(self.caches, plans, strict=True))
 
     def async_load(
         self, match: GroupMatch, block_tables: Sequence[Ids], *, after: object = None
@@ -255,7 +252,7 @@ class RegisteredGroups:
             slots.append(cache.slots_of(needed, len(its)))
         return slots
 
-    def _with(self, tables: Sequence[_Table]) -> Iterator[tuple[RegisteredCache, _Table]]:
+    def _with(self, tables: Sequence[_Table]) -> Iterator[tuple[RegisteredGroup, _Table]]:
         return zip(self.caches, tables, strict=True)
 
     def _require_own(self, match: GroupMatch) -> None:
@@ -265,7 +262,7 @@ class RegisteredGroups:
         if len(match.groups) != len(self.caches):
             raise ValueError(f"a match of {len(match.groups)} groups was given to {len(self.caches)} groups")
         for cache, asked in zip(self.caches, match.groups, strict=True):
-            require_same(asked.keys.namespace, cache.namespace)
+            cache.require_own(asked.keys)
 
     def _tables(self, block_tables: Sequence[Ids]) -> list[_Table]:
         if len(block_tables) != len(self.caches):
@@ -276,7 +273,7 @@ class RegisteredGroups:
         return f"<RegisteredGroups {', '.join(map(repr, self.kinds))}>"
 
 
-def _entries(cache: RegisteredCache) -> int:
+def _entries(cache: RegisteredGroup) -> int:
     """Returns the number of entries of the block table that belong to one page."""
     return cache.paged.page.tokens // cache.paged.cache.block_tokens
 
@@ -288,7 +285,7 @@ def _chosen(asked: GroupKeys, pages: Sequence[int]) -> Keys:
     return Keys(asked.keys.namespace, b"".join(asked.keys[page] for page in pages), prompts=())
 
 
-def _stored(cache: RegisteredCache, asked: GroupKeys, table: _Table, grain: int) -> tuple[Keys, SlotMap]:
+def _stored(cache: RegisteredGroup, asked: GroupKeys, table: _Table, grain: int) -> tuple[Keys, SlotMap]:
     """Returns the keys and slots of the pages that have all of their blocks and that a hit could need."""
     pages, entries = len(asked.keys), _entries(cache)
     if len(table) < pages * entries:

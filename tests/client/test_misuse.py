@@ -21,7 +21,7 @@ from pagetier.client import (
     SlidingWindow,
 )
 from pagetier.client.adapters import GroupKeys, adopt, find, reserve_async
-from pagetier.client.blocking_copies import DeviceCopies, LazyCopier
+from pagetier.client.registered_group import RegisteredGroup
 from running_daemon import namespace
 
 PAGE = 1000
@@ -52,7 +52,8 @@ def test_a_client_takes_the_path_of_a_socket(wrong: Any) -> None:
 def test_every_call_takes_a_number_of_seconds(client: Client, keys: Keys) -> None:
     cache = registered(client)
     cache.store(range(64), [0, 1, 2, 3])
-    on_device = DeviceCopies(client, LazyCopier(client, cache.paged))
+    on_device = RegisteredGroup(client, cache.paged, cache.namespace)
+    on_device._on_gpu = True
     groups = registered_groups(client)
     with client.match(keys) as match, cache.match(range(64)) as pages, groups.match(range(64)) as of_groups:
         calls: list[Callable[[Any], object]] = [
@@ -64,7 +65,7 @@ def test_every_call_takes_a_number_of_seconds(client: Client, keys: Keys) -> Non
             lambda timeout: client.flush(namespace(salt="none"), timeout),
             client.wait_attached,
             lambda timeout: cache.load(pages, [0, 1, 2, 3], timeout=timeout),
-            lambda timeout: on_device.load(pages, cache.slots_of([0], 1), 0, timeout),
+            lambda timeout: on_device.load(pages, on_device.slots_of([0], 1), 0, timeout),
             lambda timeout: groups.load(of_groups, [[0]], timeout=timeout),
         ]
         for call in calls:

@@ -16,7 +16,6 @@ import torch
 from disk_daemon import write_through
 from eventually import PATIENCE_S
 from pagetier.client import Client, IncompleteLoadError, PagetierError, RegisteredCache
-from pagetier.client.blocking_copies import DeviceCopies, LazyCopier
 from running_daemon import RunningDaemon
 
 ARENA = "64MiB"
@@ -39,7 +38,7 @@ class Engine:
         register: Any = client.register
         self.cache: RegisteredCache = register(list(self.tensors), **options)
         if copies == "device":
-            self.cache.copies = DeviceCopies(client, LazyCopier(client, self.cache.paged))
+            self.cache.group._on_gpu = True
         self.prompt = list(range(TOKENS))
 
     def state(self, table: Any, tokens: range = range(3 * PAGE)) -> Any:

@@ -13,7 +13,6 @@ import pytest
 from fleet_host import PATIENT, FleetHost
 from hybrid_engine import TOKENS, HybridEngine, same, tables
 from pagetier.client import RegisteredCache
-from pagetier.client.blocking_copies import DeviceCopies, LazyCopier
 
 LAYERS, BLOCKS, BLOCK, PAGE = 2, 64, 16, 32
 PAGES = 4
@@ -37,7 +36,7 @@ def registered(host: FleetHost, model: str, copies: str) -> tuple[RegisteredCach
     tensors = np.random.default_rng(7).integers(0, 2**15, (LAYERS, BLOCKS, 2, BLOCK, 4, 8), np.int16)
     cache = host.client.register(list(tensors), model=model, page_tokens=PAGE, layout="flashinfer")
     if copies == "device":
-        cache.copies = DeviceCopies(host.client, LazyCopier(host.client, cache.paged))
+        cache.group._on_gpu = True
     return cache, tensors
 
 

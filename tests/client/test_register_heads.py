@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from eventually import PATIENCE_S
-from pagetier.client import CacheGroup, FullAttention, RegisteredCache
+from pagetier.client import CacheGroup, FullAttention, RegisteredGroups
 from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.cache_layout import joined
 from running_daemon import RunningDaemon
@@ -23,7 +23,7 @@ def test_each_rank_has_its_heads_and_the_whole_index(daemon: RunningDaemon) -> N
     index = random.integers(0, 2**16, (BLOCKS, PAGE, 4), np.uint16)
     with daemon.client(timeout=PATIENCE_S) as one, daemon.client(timeout=PATIENCE_S) as other:
         own: list[list[Any]] = []
-        caches: list[RegisteredCache] = []
+        caches: list[RegisteredGroups] = []
         for rank, client in enumerate((one, other)):
             heads = slice(rank, rank + 1)
             own.append([keys[:, :, heads].copy(), values[:, :, heads].copy(), index.copy()])
@@ -31,13 +31,13 @@ def test_each_rank_has_its_heads_and_the_whole_index(daemon: RunningDaemon) -> N
                 engine_layouts.separate_blocks([own[rank][0]], [own[rank][1]]), engine_layouts.latents([own[rank][2]])
             )
             group = CacheGroup(kv_caches=layout, kind=FullAttention(PAGE), num_kv_heads={"k": RANKS, "v": RANKS})
-            caches += client.register(groups=[group], model=model, tp_rank=rank, tp_size=RANKS).caches
+            caches.append(client.register(groups=[group], model=model, tp_rank=rank, tp_size=RANKS))
         for cache in caches:
-            cache.store(range(PAGE * PAGES), WRITTEN)
+            cache.store(range(PAGE * PAGES), [WRITTEN])
         wanted = [[tensor.copy() for tensor in tensors] for tensors in own]
         for cache, tensors, its in zip(caches, own, wanted, strict=True):
             with cache.match(range(PAGE * PAGES)) as hit:
-                assert cache.load(hit, READ, strict=True) == PAGE * PAGES
+                assert cache.load(hit, [READ], strict=True) == PAGE * PAGES
             for tensor, expected in zip(tensors, its, strict=True):
                 expected[READ] = expected[WRITTEN]
                 assert np.array_equal(tensor, expected)

@@ -11,7 +11,6 @@ import pytest
 
 from eventually import PATIENCE_S
 from pagetier.client import CacheGroup, Client, FullAttention, Recurrent, RegisteredGroups, SlidingWindow
-from pagetier.client.blocking_copies import DeviceCopies, LazyCopier
 from pagetier.kernels.layout.cache_layout import LayoutError
 from running_daemon import RunningDaemon
 
@@ -34,7 +33,7 @@ class RowEngine:
         self.register(client, model, **options)
         if copies == "device":
             for cache in self.groups.caches:
-                cache.copies = DeviceCopies(client, LazyCopier(client, cache.paged))
+                cache._on_gpu = True
 
     def register(self, client: Client, model: str, **options: Any) -> None:
         """Registers the buffers as they are now."""

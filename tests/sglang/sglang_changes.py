@@ -71,7 +71,7 @@ def load_one_more(name: str) -> None:
 
     def begin_and_one(group: Any, pages: Sequence[Any], after: object) -> Any:
         if group.name == name:
-            group.cache.copies.load(pages[0].match, loads._slots(group, [_last_block(group)]), 0, None)
+            group.cache.load(pages[0].match, group.cache.slots_of([_last_block(group)], 1), 0, None)
         return begin(group, pages, after)
 
     def load_and_one(self: Any, pool: str, keys: Sequence[str], indices: Any, extra: Any) -> int:

@@ -31,7 +31,7 @@ def cache_of(client: Client, seed: int) -> tuple[Any, RegisteredCache]:
 
 def group_of(cache: RegisteredCache) -> EngineGroup:
     """Returns the group of layers 1 and 3 of the model."""
-    return EngineGroup("kv", cache, {1: 0, 3: 1}, TOKENS)
+    return EngineGroup("kv", cache.group, {1: 0, 3: 1}, TOKENS)
 
 
 @pytest.mark.parametrize("fails", [False, True])

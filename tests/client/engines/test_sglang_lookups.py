@@ -34,7 +34,8 @@ def lookups_of(client: Client, group: EngineGroup, lease: float) -> Lookups:
 
 
 def store(group: EngineGroup) -> None:
-    result = group.cache.store(group.keys(bytes.fromhex("".join(_HASHES))), range(PAGES))
+    keys = group.keys(bytes.fromhex("".join(_HASHES)))
+    result = group.cache.store(keys, group.cache.slots_of(range(PAGES), PAGES), None)
     assert not result.refused, result
 
 
@@ -44,7 +45,7 @@ def test_a_load_gets_the_pages_that_its_lookup_found(
     daemon: RunningDaemon, client: Client, lease: float, stored_again: bool
 ) -> None:
     """Also the first of them only, and after the lease has ended; pages that were stored again are other pages."""
-    group = EngineGroup("kv", cache_of(client), {}, TOKENS)
+    group = EngineGroup("kv", cache_of(client).group, {}, TOKENS)
     store(group)
     lookups = lookups_of(client, group, lease)
     assert lookups.lookup("waiting", transfers()) == [1, 2, 3, 4]
@@ -64,7 +65,7 @@ def test_a_load_gets_the_pages_that_its_lookup_found(
 
 @pytest.mark.parametrize("forget", ["reset", "many others"])
 def test_a_lease_that_has_ended_is_not_kept_for_ever(daemon: RunningDaemon, client: Client, forget: str) -> None:
-    group = EngineGroup("kv", cache_of(client), {}, TOKENS)
+    group = EngineGroup("kv", cache_of(client).group, {}, TOKENS)
     store(group)
     lookups = lookups_of(client, group, 0.0)
     for request in ["waiting", *(map(str, range(100)) if forget == "many others" else ())]:

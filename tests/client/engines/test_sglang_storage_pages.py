@@ -47,7 +47,7 @@ def pages_of(client: Client, tensors: npt.NDArray[np.uint16], *pools: str) -> St
     planes, groups = [list(part) for part in tensors], {}
     for pool in pools or (FULL,):
         cache = client.register(planes, layout="separate_blocks", model=f"test {pool}", page_tokens=TOKENS)
-        groups[pool] = EngineGroup(pool, cache, {}, TOKENS)
+        groups[pool] = EngineGroup(pool, cache.group, {}, TOKENS)
     return StoragePages(client, lambda: groups, FleetLimits(10.0))
 
 

@@ -76,7 +76,7 @@ def _with_all(environment: str, name: str, *tests: str) -> Shard:
 
 _ADAPTERS: Final = (
     *("client/engines/", "!client/engines/llama_cpp/", "!client/engines/transformers.py"),
-    *("kernels/layout/", "client/registered_cache.py"),
+    *("kernels/layout/", "client/registered_group.py"),
 )
 _REQUIREMENTS: Final = "tests/engines/requirements"
 _VLLM: Final = (

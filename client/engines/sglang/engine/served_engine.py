@@ -19,7 +19,7 @@ from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup
 from pagetier.client.engines.weights import ModelIdentity, started_ns
 from pagetier.client.engines.weights_thread import WeightsThread
 from pagetier.client.reconnect import LinkEvent
-from pagetier.client.registered_cache import RegisteredCache
+from pagetier.client.registered_group import RegisteredGroup
 from pagetier.kernels.layout.transfer import PagedCache
 from pagetier.shm._core import Session
 
@@ -46,7 +46,7 @@ class ServedEngine(msgspec.Struct, frozen=True, eq=False):
         self, client: Client, pool: DevicePool, own: PagedCache, identity: ModelIdentity, salt: str
     ) -> EngineGroup:
         name = namespace_of(self.facts, pool, own, identity, salt)
-        return EngineGroup(pool.name, RegisteredCache(client, own, name), pool.layers, pool.page_slots)
+        return EngineGroup(pool.name, RegisteredGroup(client, own, name), pool.layers, pool.page_slots)
 
     def describe(self, session: Session | None, event: LinkEvent, identity: ModelIdentity, salt: str) -> str:
         """Returns what the engine caches, and where.

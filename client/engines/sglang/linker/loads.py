@@ -13,7 +13,6 @@ from pagetier.client.async_copy.handles import LoadHandle
 from pagetier.client.engines.sglang.linker.lookups import Hit
 from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup
 from pagetier.client.match import Match, MatchHandle
-from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 from pagetier.shm.clock import Deadline
 
 log = logging.getLogger("pagetier.sglang")
@@ -144,8 +143,8 @@ class LayerCounter:
 
 
 def _begin(group: EngineGroup, pages: Sequence[GroupPages], after: object) -> PoolLoad:
-    blocks = [block for one in pages for block in one.blocks]
-    handle = group.cache.copier().load(_joined(pages), _slots(group, blocks), after=after)
+    blocks = np.asarray([block for one in pages for block in one.blocks], np.int64)
+    handle = group.cache.copier().load(_joined(pages), group.cache.slots_of(blocks, len(blocks)), after=after)
     return PoolLoad(handle, group.layers, len(blocks))
 
 
@@ -160,11 +159,6 @@ def _joined(pages: Sequence[GroupPages]) -> Match | MatchHandle:
     if len({one.segments_id for one in handles}) > 1:
         return MatchHandle(0, handles[0].page_tokens, b"", b"")
     return MatchHandle(handles[0].segments_id, handles[0].page_tokens, entries, serials)
-
-
-def _slots(group: EngineGroup, blocks: Sequence[int]) -> SlotMap:
-    paged = group.cache.paged
-    return slot_map(np.asarray(blocks, np.int64), len(blocks), paged.page.tokens, paged.cache.block_tokens)
 
 
 def _is_whole(load: PoolLoad) -> bool:

@@ -19,7 +19,6 @@ from pagetier.client.engines.sglang.linker.offloads import Offload, Offloads
 from pagetier.client.engines.sglang.linker.released_hints import ReleasedHints
 from pagetier.client.engines.sglang.pools.device_pools import FULL
 from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup, by_pool, hashes_of
-from pagetier.kernels.layout.slot_map import slot_map
 
 log = logging.getLogger("pagetier.sglang")
 
@@ -268,6 +267,6 @@ def _prepared(opened: ServedGroups, request: str, transfers: Sequence[Any]) -> Q
 
 
 def _store(group: EngineGroup, transfer: Any, after: object) -> StoreHandle:
-    blocks, paged = group.blocks(transfer.device_indices), group.cache.paged
-    slots = slot_map(blocks, len(blocks), paged.page.tokens, paged.cache.block_tokens)
+    blocks = group.blocks(transfer.device_indices)
+    slots = group.cache.slots_of(blocks, len(blocks))
     return group.cache.copier().store(group.keys(hashes_of(transfer.keys)), slots, after=after)

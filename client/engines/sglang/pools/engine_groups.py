@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pagetier.client.engines.sglang.pools.device_pools import FULL
 from pagetier.client.hashing import mixed_into
 from pagetier.client.keys import Keys
-from pagetier.client.registered_cache import RegisteredCache
+from pagetier.client.registered_group import RegisteredGroup
 from pagetier.shm.protocol import Prompt
 
 # SGLang passes the pages after those on the GPU, and does not say which page is before them.
@@ -24,13 +24,13 @@ class EngineGroup(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         name: SGLang's name of the pool.
-        cache: The registered cache, in blocks of one page.
+        cache: The cache, in blocks of one page.
         layers: See DevicePool.
         page_slots: See DevicePool.
     """
 
     name: str
-    cache: RegisteredCache
+    cache: RegisteredGroup
     layers: Mapping[int, int]
     page_slots: int
 

@@ -22,7 +22,7 @@ from pagetier.client.keys import Keys
 from pagetier.client.prompt_reader import PromptReader
 from pagetier.client.session_lookups import count_lookup, find, sample_lookup
 from pagetier.client.store_result import Outcome
-from pagetier.kernels.layout.slot_map import SlotMap, slot_map
+from pagetier.kernels.layout.slot_map import SlotMap
 from pagetier.shm import clock
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.clock import Deadline
@@ -159,7 +159,7 @@ class StoragePages:
             return 0
         group, began = groups[name], clock.now()
         with find(self._client.session, _keys(group, keys, extra)) as match:
-            pages = group.cache.copies.load(match, _slots(group, indices), 0, self._timeout)
+            pages = group.cache.load(match, _slots(group, indices), 0, self._timeout)
         return _counted(self.loaded, group, pages, began)
 
     def store(self, name: str, keys: Sequence[str], indices: Any, extra: Any) -> list[bool]:
@@ -173,7 +173,7 @@ class StoragePages:
         if groups is None or not self._stores:
             return [not self._stores] * len(keys)
         group, began = groups[name], clock.now()
-        result = group.cache.copies.store(_keys(group, keys, extra), _slots(group, indices), self._timeout)
+        result = group.cache.store(_keys(group, keys, extra), _slots(group, indices), self._timeout)
         _counted(self.stored, group, result.stored, began)
         return [code != Outcome.REFUSED for code in result.codes]
 
@@ -252,5 +252,5 @@ def _keys(group: EngineGroup, hashes: Sequence[str], extra: Any) -> Keys:
 
 
 def _slots(group: EngineGroup, indices: Any) -> SlotMap:
-    blocks, paged = group.blocks(indices), group.cache.paged
-    return slot_map(blocks, len(blocks), paged.page.tokens, paged.cache.block_tokens)
+    blocks = group.blocks(indices)
+    return group.cache.slots_of(blocks, len(blocks))
