@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pagetier.client.async_copy.copier import AsyncCopier
-from pagetier.client.async_copy.handles import LoadHandle, StoreHandle
+from pagetier.client.async_copy.load_job import LoadHandle
+from pagetier.client.async_copy.store_job import StoreHandle
 from pagetier.client.destinations import reachable_pages
 from pagetier.client.hashing import Hashes, Tokens
 from pagetier.client.hints import Hint

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from pagetier.client.async_copy.copier import AsyncCopier, open_copier
-from pagetier.client.async_copy.handles import LoadHandle, StoreHandle
+from pagetier.client.async_copy.load_job import LoadHandle
+from pagetier.client.async_copy.store_job import StoreHandle
 from pagetier.client.destinations import unread_prefix
 from pagetier.client.hashing import Hashes, Tokens
 from pagetier.client.keys import Keys, Namespace

@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.client.async_copy.handles import LoadHandle, StoreHandle
+from pagetier.client.async_copy.load_job import LoadHandle
+from pagetier.client.async_copy.store_job import StoreHandle
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, Group, grain_of
 from pagetier.client.hashing import Hashes, Tokens

@@ -1,19 +1,92 @@
-"""The location of pinned or granted pages in the arena, and selections of the pages of a transfer."""
+"""Pages in the arena that a device copies: those pinned for a load, and the chunks of a store."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from pagetier.client.async_copy.job import Piece
+from pagetier.client.match import Match, MatchHandle
+from pagetier.kernels.device import Copy, Direction
 from pagetier.kernels.layout.frames import Arena, Frames, frames_of
 from pagetier.kernels.layout.struct_dtypes import row_bytes
 from pagetier.kernels.layout.transfer import Transfer
-from pagetier.shm._core import Session
+from pagetier.shm._core import Pins, Session
 
 Indices = npt.NDArray[np.intp]
+
+
+class Chunk(msgspec.Struct, frozen=True, eq=False):
+    """Pages that are stored together, their location and their size."""
+
+    pages: Indices
+    frames: Frames
+    nbytes: int
+
+    def piece(self, transfers: Iterable[Transfer]) -> Piece:
+        """Returns the copies of the chunk; each of the transfers is of all pages of the store."""
+        some = [picked(transfer, self.pages) for transfer in transfers]
+        copies = [Copy(Direction.STORE, one, self.frames, range(len(one.planes))) for one in some]
+        return Piece(tuple(copies), self.nbytes)
+
+
+class Source(msgspec.Struct, frozen=True, eq=False):
+    """Pages that are pinned for one load, and their destination. The arena is retained until release()."""
+
+    session: Session
+    pins: Pins
+    transfer: Transfer
+    frames: Frames
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens that are copied."""
+        slots = self.transfer.slots
+        return int((slots.pages["end"] - slots.pages["first"])[~slots.skips].sum())
+
+    def release(self) -> None:
+        """Unpins the pages and releases the arena."""
+        self.pins.release()
+        self.session.release_arena()
+
+
+def pinned_source(session: Session | None, match: Match | MatchHandle, transfer: Transfer, first: int) -> Source | None:
+    """Returns pages of a match from `first` on, pinned for a load, or None if there are none.
+
+    The pages end where the transfer does, at the first page of another size, or at the first one that is gone.
+
+    Args:
+        session: The session whose memory the pages are in; None for none.
+        match: The pages: a match of this process, or a handle of one in another process.
+        transfer: The copies of the pages from `first` on.
+        first: The first page.
+    """
+    if session is None:
+        return None
+    session.retain_arena()  # before `usable` is read: a session that ends in between stays mapped until release_arena()
+    if session.usable and first >= 0:
+        source = _pinned(session, match, transfer, first)
+        if len(source.frames.table):
+            return source
+        source.pins.release()
+    session.release_arena()
+    return None
+
+
+def _pinned(session: Session, match: Match | MatchHandle, transfer: Transfer, first: int) -> Source:
+    last = first + len(transfer.slots)
+    pins = session.repin(Pins, None, match.entries[4 * first : 4 * last], match.serials[8 * first : 8 * last])
+    skips = transfer.slots.skips[: len(pins)]
+    other = (np.frombuffer(pins.sizes, np.uint64) != transfer.page_bytes) & ~skips
+    count = int(other.argmax()) if other.any() else len(pins)
+    entries = np.frombuffer(pins.entries, np.uint32)[:count]
+    named = [None if skip else entry for entry, skip in zip(entries.tolist(), skips.tolist(), strict=False)]
+    frames = located(session, named, transfer.page_bytes)
+    slots = transfer.slots.some(0, len(frames.table))
+    return Source(session, pins, msgspec.structs.replace(transfer, slots=slots), frames)
 
 
 def located(session: Session, entries: Iterable[int | None], page_bytes: int) -> Frames:
@@ -54,6 +127,15 @@ def bytes_of_pages(transfers: Iterable[Transfer], count: int) -> npt.NDArray[np.
         pages = transfer.slots.pages
         sizes += (pages["end"] - pages["first"]) * row_bytes(transfer.planes)
     return sizes
+
+
+def cut(pages: Indices, frames: Frames, sizes: npt.NDArray[np.int64], most: int) -> Iterator[Chunk]:
+    """Yields the chunks of the pages, in order; see chunks_of(). `frames` has a row for each of them."""
+    at = 0
+    for some in chunks_of(pages, sizes, most):
+        table = frames.table[at : at + len(some)]
+        yield Chunk(some, Frames(frames.arena, table), int(sizes[some].sum()))
+        at += len(some)
 
 
 def chunks_of(pages: Indices, sizes: npt.NDArray[np.int64], most: int) -> list[Indices]:

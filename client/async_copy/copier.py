@@ -7,10 +7,10 @@ import weakref
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from pagetier.client.async_copy.handles import LoadHandle, StoreHandle
+from pagetier.client.async_copy.arena_pages import pinned_source
 from pagetier.client.async_copy.job import Counts
-from pagetier.client.async_copy.load_job import LoadingJob, pinned_source
-from pagetier.client.async_copy.store_job import StoringJob
+from pagetier.client.async_copy.load_job import LoadHandle, LoadingJob
+from pagetier.client.async_copy.store_job import StoreHandle, StoringJob
 from pagetier.client.async_copy.store_resources import StoreResources
 from pagetier.client.async_copy.stream_queue import Drive, StreamQueue, in_thread
 from pagetier.client.async_copy.throttle import BandwidthCap, CopyBacklog, Rate

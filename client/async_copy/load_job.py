@@ -1,4 +1,4 @@
-"""A load as a copy job: pinned pages, copied layer by layer.
+"""A load: its handle, and the job that copies pinned pages layer by layer.
 
 1. pinned_source() retains the arena, which stays mapped until the load has ended, and pins the pages for the load
    itself, in the engine's thread: the engine may release its match as soon as the load was started.
@@ -16,72 +16,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-import msgspec
-import numpy as np
-
-from pagetier.client.async_copy.arena_pages import located
+from pagetier.client.async_copy.arena_pages import Source
 from pagetier.client.async_copy.job import CopyJob, Counts, Piece
-from pagetier.client.match import Match, MatchHandle
-from pagetier.kernels.device import Copy, Direction, Event
-from pagetier.kernels.layout.frames import Frames
-from pagetier.kernels.layout.transfer import Transfer
-from pagetier.shm._core import Pins, Session
-
-
-class Source(msgspec.Struct, frozen=True, eq=False):
-    """Pages that are pinned for one load, and their destination. The arena is retained until release()."""
-
-    session: Session
-    pins: Pins
-    transfer: Transfer
-    frames: Frames
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens that are copied."""
-        slots = self.transfer.slots
-        return int((slots.pages["end"] - slots.pages["first"])[~slots.skips].sum())
-
-    def release(self) -> None:
-        """Unpins the pages and releases the arena."""
-        self.pins.release()
-        self.session.release_arena()
-
-
-def pinned_source(session: Session | None, match: Match | MatchHandle, transfer: Transfer, first: int) -> Source | None:
-    """Returns pages of a match from `first` on, pinned for a load, or None if there are none.
-
-    The pages end where the transfer does, at the first page of another size, or at the first one that is gone.
-
-    Args:
-        session: The session whose memory the pages are in; None for none.
-        match: The pages: a match of this process, or a handle of one in another process.
-        transfer: The copies of the pages from `first` on.
-        first: The first page.
-    """
-    if session is None:
-        return None
-    session.retain_arena()  # before `usable` is read: a session that ends in between stays mapped until release_arena()
-    if session.usable and first >= 0:
-        source = _pinned(session, match, transfer, first)
-        if len(source.frames.table):
-            return source
-        source.pins.release()
-    session.release_arena()
-    return None
-
-
-def _pinned(session: Session, match: Match | MatchHandle, transfer: Transfer, first: int) -> Source:
-    last = first + len(transfer.slots)
-    pins = session.repin(Pins, None, match.entries[4 * first : 4 * last], match.serials[8 * first : 8 * last])
-    skips = transfer.slots.skips[: len(pins)]
-    other = (np.frombuffer(pins.sizes, np.uint64) != transfer.page_bytes) & ~skips
-    count = int(other.argmax()) if other.any() else len(pins)
-    entries = np.frombuffer(pins.entries, np.uint32)[:count]
-    named = [None if skip else entry for entry, skip in zip(entries.tolist(), skips.tolist(), strict=False)]
-    frames = located(session, named, transfer.page_bytes)
-    slots = transfer.slots.some(0, len(frames.table))
-    return Source(session, pins, msgspec.structs.replace(transfer, slots=slots), frames)
+from pagetier.kernels.device import Copy, DeviceError, Direction, EngineEvent, Event
+from pagetier.shm.clock import Deadline
 
 
 def _pieces_of(source: Source, layers: int) -> Iterator[Piece]:
@@ -196,3 +134,116 @@ class LoadingJob(CopyJob):
             source.session.count_time(time.monotonic_ns() - self._began_ns, 0)
         elif not self.reason:
             self._counts.cancelled += self.pages
+
+
+class LoadHandle:
+    """A load of pages into the engine's cache, layer by layer. Made by AsyncCopier.load(). Thread-safe.
+
+    Dropping the handle does not cancel the load. In a forked child no layer is ever ready.
+
+    Attributes:
+        pages: The number of pages that are loaded, from `start_page` on; pages after them are misses. If it is 0, every
+            layer counts as ready.
+        layers: The number of layers in this rank's cache.
+    """
+
+    def __init__(self, job: LoadingJob, gate: EngineEvent | None = None) -> None:
+        self.pages, self.layers = job.pages, job.layers
+        self._job, self._gate = job, gate
+
+    @property
+    def failed(self) -> str:
+        """Why layers that are not ready will never be: the device or the event given as `after` failed.
+
+        Empty otherwise.
+        """
+        return self._job.reason or (self._gate.reason if self._gate is not None else "")
+
+    @property
+    def ended(self) -> bool:
+        """Whether the load no longer writes to the cache, also after cancel().
+
+        If the device failed, this stays False.
+        """
+        return self._job.ended
+
+    def wait_ended(self, timeout: float) -> bool:
+        """Waits at most `timeout` seconds until the load has ended, and returns whether it has."""
+        return self._job.ended or self._job.wait_until(lambda: self._job.ended, timeout)
+
+    def ready(self, layer: int) -> bool:
+        """Returns whether a layer of all pages is in the cache, without waiting.
+
+        Raises ValueError for an unknown layer.
+        """
+        if self._is_decided(layer):
+            return self._valid
+        event = self._job.event(layer)
+        try:
+            return event is not None and not self._job.foreign and event.done() and self._valid
+        except DeviceError:
+            return False
+
+    def wait(self, layer: int, timeout: float) -> bool:
+        """Returns whether a layer of all pages is in the cache, after waiting for it at most `timeout` seconds.
+
+        Returns False at once if the layer will never be loaded. Raises ValueError for an unknown layer.
+        """
+        if self._is_decided(layer):
+            return self._valid
+        deadline = Deadline(timeout)
+        self._job.wait_until(lambda: self._job.decided(layer), timeout)
+        event = self._job.event(layer)
+        if event is None or self._job.foreign:
+            return False
+        try:
+            return event.wait(deadline.left) and self._valid
+        except DeviceError:
+            return False
+
+    def make_stream_wait(self, stream: object, layer: int, timeout: float) -> bool:
+        """Makes further work on the engine's stream wait until a layer is in the cache.
+
+        The call itself waits, at most `timeout` seconds, only until the copies of the layer are enqueued. Raises
+        ValueError if `stream` is not a stream of the device, or for an unknown layer.
+
+        Returns:
+            Whether the stream waits. False means that the copies were not enqueued in time or never will be. True means
+            that the copies are enqueued, not that they succeed: if they fail, the work starts without the layer, so an
+            engine checks `failed` before it uses the results.
+        """
+        if self._is_decided(layer):
+            return self._valid
+        self._job.wait_until(lambda: self._job.decided(layer), timeout)
+        event = self._job.event(layer)
+        if event is None or not self._valid:
+            return False
+        try:
+            event.make_stream_wait(stream)
+        except DeviceError:
+            return False
+        return True
+
+    def cancel(self) -> None:
+        """Stops the load: no further layers are copied, see `ended`.
+
+        Layers that are enqueued may still become ready.
+        """
+        self._job.cancel()
+
+    def _is_decided(self, layer: int) -> bool:
+        if not 0 <= layer < self.layers:
+            raise ValueError(f"there is no layer {layer}: the cache has {self.layers}")
+        return not self.pages or self._job.is_loaded(layer)
+
+    @property
+    def _valid(self) -> bool:
+        """Whether loaded layers are valid.
+
+        Read after a layer has completed: a failed event is recorded before later events.
+        """
+        return not self._job.foreign and not (self._gate is not None and self._gate.reason)
+
+    def __repr__(self) -> str:
+        state = f"failed: {self.failed}" if self.failed else "ended" if self.ended else "in progress"
+        return f"<LoadHandle of {self.pages} pages, {self.layers} layers, {state}>"

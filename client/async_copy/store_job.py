@@ -1,4 +1,4 @@
-"""A store as a copy job: it reserves memory, copies the granted pages in chunks, and publishes each chunk.
+"""A store: its handle, and the job that reserves memory, copies the granted pages in chunks and publishes each chunk.
 
 The stream queue calls these steps in its thread, in this order:
 
@@ -21,22 +21,18 @@ dooms the other pages, and does not use their frames for a while (its quarantine
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
-from collections.abc import Iterator
 
-import msgspec
 import numpy as np
 
-from pagetier.client.async_copy.arena_pages import Indices, bytes_of_pages, chunks_of, located, picked
+from pagetier.client.async_copy.arena_pages import Chunk, Indices, bytes_of_pages, cut, located
 from pagetier.client.async_copy.job import CopyJob, Piece
-from pagetier.client.async_copy.store_resources import StoreResources
+from pagetier.client.async_copy.store_resources import MemoryRequest, StoreResources
 from pagetier.client.keys import Keys
-from pagetier.client.pending_reservation import PendingReservation
 from pagetier.client.reservation import Reservation
 from pagetier.client.store_result import Outcome, StoreResult
-from pagetier.kernels.device import Copy, Direction, Event
+from pagetier.kernels.device import Event
 from pagetier.kernels.layout.frames import Frames
 from pagetier.kernels.layout.transfer import Transfer
 from pagetier.shm._core import Session
@@ -46,14 +42,6 @@ _CANCELLED = "the store was cancelled"
 _DROPPED = "copies cannot keep up: the last pages were dropped"
 _UNUSABLE = "the memory of some pages cannot be used"
 _SKIPPED = "some pages were marked as skipped"
-
-
-class Chunk(msgspec.Struct, frozen=True, eq=False):
-    """Pages that are copied together, their location and their size."""
-
-    pages: Indices
-    frames: Frames
-    nbytes: int
 
 
 class StoringJob(CopyJob):
@@ -74,19 +62,14 @@ class StoringJob(CopyJob):
         after: object = None,
         delay: float = 0.0,
     ) -> None:
-        """Makes a store of the pages of these keys; each of the transfers is of all pages.
-
-        `delay`: seconds from the first prepare() until the store starts, unless begin_now() is called before.
-        """
+        """Makes a store of the pages of these keys; each of the transfers is of all pages. See MemoryRequest."""
         super().__init__(after)
         self.result = StoreResult(bytes([Outcome.PENDING]) * len(keys), "the store is in progress")
         self.decided = False
-        self._resources, self._keys, self._transfers = resources, keys, transfers
+        self._keys, self._transfers = keys, transfers
+        self._request = MemoryRequest(resources, keys, delay)
         self._backlog, self._settings, self._counts = resources.backlog, resources.settings, resources.counts
         self._sizes = bytes_of_pages(transfers, len(keys))
-        self._delay, self._begins_at = delay, math.inf
-        self._pending: PendingReservation | None = None
-        self._give_up_at = math.inf
         self._reservation: Reservation | None = None
         self._chunks: deque[Chunk] = deque()
         self._in_flight: deque[Chunk] = deque()
@@ -96,49 +79,30 @@ class StoringJob(CopyJob):
 
     def begin_now(self) -> None:
         """Ends the delay: something waits for the store. Thread-safe; has no effect in a forked child."""
-        if self._delay and not self.foreign:
-            self._delay = 0.0
+        if not self.foreign and self._request.begin_now():
             self._wake()
 
     def reject(self, reason: str) -> None:
         """Ends the store before it started: all pages are rejected."""
-        if self._pending is not None:
-            self._pending.cancel()
+        self._request.cancel()
         self._settle(StoreResult(bytes([Outcome.REFUSED]) * len(self._keys), reason))
 
     def prepare(self, now: float) -> bool:
         """Implements CopyJob.prepare(). The store starts when the daemon has answered, or its time is over."""
-        if self._start_delay(now):
-            return False
-        if self._pending is None and not self._cancelled:
-            # The time starts with the first attempt to send: the daemon has no part in a delay by the device.
-            self._give_up_at = min(self._give_up_at, now + self._settings.reserve_timeout)
-            self._pending = self._resources.reserve(self._keys, now)
-            if self._pending is not None:
-                self._pending.call_when_ready(self._wake)
         if self._cancelled:
             self._counts.cancelled += len(self._keys)
             self.reject(_CANCELLED)
-        elif self._pending is not None and self._pending.ready:
-            self._take(self._pending.wait(0.0))
-        elif now >= self._give_up_at:
-            if self._pending is not None:
-                # What the daemon grants later is abandoned as soon as its response is read.
-                self._pending.give_up(self._settings.reserve_timeout)
-            self.reject(_NO_RESPONSE)
+        elif not self._request.is_delayed(now):
+            self._request.send(now, self._wake)
+            if (reservation := self._request.answered()) is not None:
+                self._take(reservation)
+            elif self._request.give_up_in_time(now):
+                self.reject(_NO_RESPONSE)
         return self._reservation is not None or self.decided
-
-    def _start_delay(self, now: float) -> bool:
-        """Starts the delay at the first call. Returns whether it still runs."""
-        self._begins_at = min(self._begins_at, now + self._delay)
-        return bool(self._delay) and now < self._begins_at and not self._cancelled
 
     def retry_after(self, now: float) -> float:
         """Implements CopyJob.retry_after(): the response, a cancel and begin_now() wake the queue."""
-        if self._start_delay(now):
-            return self._begins_at - now
-        ends = self._give_up_at if self._pending is not None else min(self._give_up_at, self._resources.next_attempt)
-        return max(0.0, ends - now)
+        return self._request.retry_after(now)
 
     def next(self) -> Piece | None:
         """Implements CopyJob.next(). Returns the next chunk."""
@@ -150,7 +114,7 @@ class StoringJob(CopyJob):
         self._began_ns = self._began_ns or time.monotonic_ns()
         chunk = self._chunks.popleft()
         self._in_flight.append(chunk)
-        return Piece(tuple(self._copies(chunk)), chunk.nbytes)
+        return chunk.piece(self._transfers)
 
     def enqueued(self, event: Event) -> None:
         """Implements CopyJob.enqueued(). Only the stream queue waits for the event."""
@@ -209,7 +173,7 @@ class StoringJob(CopyJob):
         self._abandon(pages[kept:found], _DROPPED)
         self._abandon(pages[found:], _UNUSABLE)
         if frames is not None:
-            self._cut(pages[:kept], frames)
+            self._chunks.extend(cut(pages[:kept], frames, self._sizes, self._settings.chunk))
         self._update_result()
         self._end_if_completed()
 
@@ -219,18 +183,6 @@ class StoringJob(CopyJob):
         if session is None or not session.usable:
             return None
         return located(session, reservation.entries[reservation.open].tolist(), self._transfers[0].page_bytes)
-
-    def _cut(self, pages: Indices, frames: Frames) -> None:
-        at = 0
-        for some in chunks_of(pages, self._sizes, self._settings.chunk):
-            table = frames.table[at : at + len(some)]
-            self._chunks.append(Chunk(some, Frames(frames.arena, table), int(self._sizes[some].sum())))
-            at += len(some)
-
-    def _copies(self, chunk: Chunk) -> Iterator[Copy]:
-        for transfer in self._transfers:
-            some = picked(transfer, chunk.pages)
-            yield Copy(Direction.STORE, some, chunk.frames, range(len(transfer.planes)))
 
     def _publish(self, chunk: Chunk) -> None:
         assert self._reservation is not None
@@ -287,3 +239,61 @@ class StoringJob(CopyJob):
         with self._lock:
             self.result, self.decided = result, True
             self._changed.wake_all()
+
+
+class StoreHandle:
+    """A store of pages from the engine's cache. Made by AsyncCopier.store(). Thread-safe.
+
+    Dropping the handle does not cancel the store. The content of the blocks must not change until the store is ready or
+    cancelled.
+    """
+
+    def __init__(self, job: StoringJob) -> None:
+        self._job = job
+
+    @property
+    def ready(self) -> bool:
+        """Whether wait() returns at once, with the final result."""
+        return self._job.decided or self._job.foreign
+
+    def wait(self, timeout: float) -> StoreResult:
+        """Returns what became of each page, after waiting at most `timeout` seconds for the final result.
+
+        Pages that are not finished by then are pending. May be called again. A timeout above 0 begins a delayed store.
+        In a forked child all pages are rejected.
+        """
+        if self._job.foreign:
+            refused = bytes([Outcome.REFUSED]) * len(self._job.result)
+            return StoreResult(refused, "the store was started in another process")
+        if timeout > 0:
+            self.begin()
+        self._job.wait_until(lambda: self._job.decided, timeout)
+        return self._job.result
+
+    def begin(self) -> None:
+        """Begins a delayed store. Never waits, and has no effect on one that has begun."""
+        self._job.begin_now()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the store no longer reads the cache, also after cancel(). If the device failed, this stays False."""
+        return self._job.ended
+
+    def wait_ended(self, timeout: float) -> bool:
+        """Returns whether the store has ended, after waiting for it at most `timeout` seconds.
+
+        A timeout above 0 begins a delayed store.
+        """
+        if timeout > 0:
+            self.begin()
+        return self._job.ended or self._job.wait_until(lambda: self._job.ended, timeout)
+
+    def cancel(self) -> None:
+        """Abandons all pages that are not readable when the call returns: their blocks may then be overwritten.
+
+        The memory of the blocks must exist until the store has ended. Has no effect once the store is ready.
+        """
+        self._job.cancel()
+
+    def __repr__(self) -> str:
+        return f"<StoreHandle {'ready' if self.ready else 'in progress'}, {self._job.result!r}>"

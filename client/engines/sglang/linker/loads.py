@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from pagetier.client.async_copy.handles import LoadHandle
+from pagetier.client.async_copy.load_job import LoadHandle
 from pagetier.client.engines.sglang.linker.lookups import Hit
 from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup
 from pagetier.client.match import Match, MatchHandle

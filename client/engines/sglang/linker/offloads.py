@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from pagetier.client.async_copy.handles import StoreHandle
+from pagetier.client.async_copy.store_job import StoreHandle
 from pagetier.client.store_result import Outcome
 from pagetier.shm.clock import Deadline
 

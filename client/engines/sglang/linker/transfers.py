@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from pagetier.client.async_copy.handles import StoreHandle
+from pagetier.client.async_copy.store_job import StoreHandle
 from pagetier.client.client import Client
 from pagetier.client.engines.events.idle_publisher import IdlePublisher
 from pagetier.client.engines.prefetch_thread import PrefetchThread
