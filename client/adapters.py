@@ -4,14 +4,14 @@ Everything else that an engine needs is in `pagetier.client`.
 """
 
 from pagetier.client.async_copy import AsyncCopier, open_copier
-from pagetier.client.group_fleet_lookup import GroupLocation, LocatedHit
+from pagetier.client.daemon_requests import Prefetch
+from pagetier.client.fleet_lookup import LocatedHit, Location
 from pagetier.client.group_match import GroupKeys, Lookup
 from pagetier.client.groups import Group
 from pagetier.client.load_or_compute import LoadOrCompute
 from pagetier.client.match import MatchHandle
 from pagetier.client.paged_blocks import Blocks, Part
 from pagetier.client.pending_reservation import PendingReservation, reserve_async
-from pagetier.client.prefetch import Prefetch
 from pagetier.client.prompt_reader import PromptReader
 from pagetier.client.reservation import Reservation
 from pagetier.client.session_lookups import adopt, count_lookup, find, sample_lookup
@@ -24,9 +24,9 @@ __all__ = [
     "Blocks",
     "Group",
     "GroupKeys",
-    "GroupLocation",
     "LoadOrCompute",
     "LocatedHit",
+    "Location",
     "Lookup",
     "MatchHandle",
     "Part",

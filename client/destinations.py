@@ -7,9 +7,11 @@ from abc import ABC, abstractmethod
 import numpy as np
 import numpy.typing as npt
 
+from pagetier.client.arguments import Misuse, integer_of
 from pagetier.client.group_match import GroupMatch, group_of
-from pagetier.client.match import Match
-from pagetier.client.paged_blocks import Blocks, require_named
+from pagetier.client.match import Match, require_match
+from pagetier.client.paged_blocks import Blocks
+from pagetier.client.registration import require_named
 from pagetier.kernels.host.buffers import Access, HostBuffers, HostPages, page_count, pages_of
 from pagetier.shm._core import Session
 
@@ -140,6 +142,58 @@ def unread_prefix(match: Match, start_page: int, end_page: int) -> GroupMatch | 
     if match.keys is None or not match.pinned or session is None or not session.usable:
         return None
     return group_of(match, ends) if ends > max(start_page, len(match)) else None
+
+
+def first_page(match: object, start_page: object) -> int:
+    """Returns the first page of a load.
+
+    Raises:
+        TypeError: It is not an integer, or the load is made without a match.
+        ValueError: It is negative.
+    """
+    require_match(match, "load()")
+    number = integer_of("start_page", start_page)
+    if number < 0:
+        raise ValueError(f"start_page must be 0 or more, not {number}")
+    return number
+
+
+def tokens_to_skip(match: Match, skip_tokens: object, page_tokens: int, units: int) -> int:
+    """Returns the tokens that a load skips of pages that are copied in this many units.
+
+    Raises:
+        TypeError: It is not an integer.
+        ValueError: It is negative, or more than a prompt of as many full pages has. A match of another process does not
+            know its prompt. Or it ends inside a page whose units are not its tokens.
+    """
+    number = integer_of("skip_tokens", skip_tokens)
+    if number < 0:
+        raise ValueError(f"skip_tokens must be 0 or more, not {number}")
+    if match.keys is not None and number >= (most := (match.asked + 1) * page_tokens):
+        raise ValueError(
+            f"skip_tokens is {number}, but the prompt that was matched has {match.asked} full pages of {page_tokens}"
+            f" tokens, so fewer than {most} tokens"
+        )
+    if units != page_tokens and number % page_tokens:
+        raise ValueError(f"skip_tokens is {number}, but opaque rows are copied in whole pages of {page_tokens} tokens")
+    return number
+
+
+def why_nothing_loaded(match: Match, out: HostBuffers, start_page: int) -> Misuse | None:
+    """Returns the mistake for which buffers cannot take the first page of a match; None if they can."""
+    if len(match) and not match.pinned:
+        return Misuse.RELEASED
+    sizes = match.page_sizes[start_page:]
+    return Misuse.OTHER_SIZE if len(sizes) and not _fits(out, int(sizes[0])) else None
+
+
+def _fits(out: HostBuffers, page_bytes: int) -> bool:
+    """Returns whether the first of some buffers, or one buffer for all pages, has room for exactly whole pages."""
+    try:
+        count = page_count(out, page_bytes)
+    except ValueError:
+        return False
+    return count > 0 and int(pages_of(out, count, Access.WRITE).sizes[0]) == page_bytes
 
 
 def _fitting(memory: HostPages, sizes: npt.NDArray[np.uint64]) -> HostPages:

@@ -9,12 +9,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from pagetier.client.arguments import seconds_of
-from pagetier.client.attachment import Attachment
-from pagetier.client.keys import Keys, require_keys
 from pagetier.shm._core import HintKind
-from pagetier.shm.daemon_link import LinkError
-from pagetier.shm.page_rows import PAGE_KEYS
-from pagetier.shm.protocol import HINT_KEYS, HintPages
 
 _TTL_S: Final = 300.0
 _OVER_TTL_S: Final = 3600.0
@@ -83,34 +78,6 @@ class Hint(msgspec.Struct, frozen=True):
 
 NO_HINT: Final = Hint()
 """Says nothing; for pages that have a hint: it does not count any more."""
-
-
-def send_hint(attachment: Attachment, keys: Keys, hint: Hint, timeout: float) -> bool:
-    """Sends a hint.
-
-    Args:
-        attachment: The attachment of this process.
-        keys: The pages. Those beyond 65,536 are sent in further messages.
-        hint: The hint.
-        timeout: Seconds for sending each message.
-
-    Returns:
-        Whether there is a daemon that understands hints, and its socket took the message.
-
-    Raises:
-        TypeError: `keys` is not Keys, or `hint` not a Hint.
-    """
-    require_keys(keys, "hint()")
-    require_hint(hint)
-    linked = attachment.linked
-    if linked is None or not linked.takes_hints:
-        return False
-    try:
-        for part in PAGE_KEYS.batches(keys.data, HINT_KEYS):
-            linked.link.send(HintPages(0, part, hint.kind, hint.ttl), timeout)
-    except LinkError:
-        return False
-    return True
 
 
 def require_hint(hint: object) -> None:

@@ -124,3 +124,15 @@ def rematched(match: Match, keys: Keys) -> Match:
     if session is None or not session.usable:
         return miss(Match, keys, match.asked)
     return session.rematch(Match, keys, keys.data, match)
+
+
+def require_match(value: object, call: str) -> None:
+    """Raises TypeError if a call is made without a match."""
+    if not isinstance(value, Match):
+        raise TypeError(f"{call} takes the Match that match() returns, not {type(value).__name__}")
+
+
+def require_handle(value: object) -> None:
+    """Raises TypeError if adopt() is called without the handle of a match."""
+    if not isinstance(value, MatchHandle):
+        raise TypeError(f"adopt() takes the MatchHandle that Match.to_handle() returns, not {type(value).__name__}")

@@ -6,38 +6,30 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from pagetier.client.arguments import natural_of, path_of, seconds_left
+from pagetier.client.arguments import Misuse, MisuseLog, natural_of, path_of, seconds_left, seconds_to_wait
 from pagetier.client.attachment import Attachment
-from pagetier.client.destinations import Destination, destination_of, unpinned_prefix_of
-from pagetier.client.flush import flush
-from pagetier.client.group_fleet_lookup import (
-    GroupLocation,
-    LocatedHit,
-    pages_to_read,
-    request_group_location,
-    require_group_match,
+from pagetier.client.daemon_requests import Prefetch, flush, prefetch_request, require_namespace, send_hint
+from pagetier.client.destinations import (
+    Destination,
+    destination_of,
+    first_page,
+    unpinned_prefix_of,
+    why_nothing_loaded,
 )
+from pagetier.client.fleet_lookup import LocatedHit, Location, pages_to_read, request_location, require_group_match
 from pagetier.client.group_match import GroupKeys, GroupMatch, matched, missed
-from pagetier.client.hints import NO_HINT, Hint, send_hint
+from pagetier.client.hints import NO_HINT, Hint
 from pagetier.client.keys import Keys, Namespace, require_keys
 from pagetier.client.load_or_compute import LoadOrCompute
 from pagetier.client.match import Match, rematched
-from pagetier.client.misuse import (
-    Misuse,
-    MisuseLog,
-    first_page,
-    reject_keys,
-    require_namespace,
-    seconds_to_wait,
-    why_nothing_loaded,
-)
 from pagetier.client.own_attachment import OwnAttachment, display_name
-from pagetier.client.paged_blocks import WHOLE, Blocks, Part, require_named, required_part
+from pagetier.client.paged_blocks import WHOLE, Blocks, Part, required_part
 from pagetier.client.pending_reservation import PageSizes, packed_sizes, reservation_request
-from pagetier.client.prefetch import Prefetch, prefetch_request
 from pagetier.client.prompt_reader import PromptReader, TierRead
 from pagetier.client.reconnect import LinkEvent, log_event
+from pagetier.client.registration import require_named
 from pagetier.client.reservation import Reservation
 from pagetier.client.session_lookups import count_lookup, sample_lookup
 from pagetier.client.store_result import StoreResult
@@ -116,7 +108,7 @@ class PageClient:
         try:
             return session.match(Match, keys, keys.data, keys.namespace.page_tokens)
         except AttributeError as error:
-            reject_keys(keys, error)
+            _reject_keys(keys, error)
 
     def match_groups(self, groups: Sequence[GroupKeys], limit: int | None = None) -> GroupMatch:
         """Returns the longest hit on which all layer groups of a model agree, pinned until it is released.
@@ -147,7 +139,7 @@ class PageClient:
             return missed(groups)
         return matched(session, groups, limit)
 
-    def locate(self, match: GroupMatch, timeout: float | None = None) -> GroupLocation:
+    def locate(self, match: GroupMatch, timeout: float | None = None) -> Location:
         """Asks in one message which pages of all groups after a match the fleet has, and returns without waiting.
 
         The daemon answers within `remote.ask_timeout`. Then `longest_hit()` of the result returns what memory, disk and
@@ -164,7 +156,7 @@ class PageClient:
             The pending location.
         """
         require_group_match(match, "locate()")
-        return request_group_location(self._own_attachment(), match, self._seconds(timeout))
+        return request_location(self._own_attachment(), match, self._seconds(timeout))
 
     def prefetch(self, pages: Keys | GroupMatch | LocatedHit, timeout: float | None = None) -> Prefetch:
         """Requests in one message that the daemon reads pages from disk or the fleet into memory, and does not wait.
@@ -339,7 +331,7 @@ class PageClient:
     def _miss(self, keys: Keys) -> Match:
         self._report_closed()
         if not isinstance(keys, Keys):
-            reject_keys(keys, AttributeError())
+            _reject_keys(keys, AttributeError())
         return miss(Match, keys, len(keys))
 
     def _report_closed(self) -> None:
@@ -416,3 +408,12 @@ def _copied_while_read(match: Match, destination: Destination, read: TierRead, k
         copied += destination.copy(longer, copied)
     match.count_loaded(destination.start_page + copied)
     return copied
+
+
+def _reject_keys(value: object, error: AttributeError) -> NoReturn:
+    """Raises TypeError for an argument of match() that is not Keys, and AttributeError again for one that is."""
+    try:
+        require_keys(value, "match()")
+    except TypeError as wrong:
+        raise wrong from None
+    raise error

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from pagetier.client.open_request import OpenRequest
-from pagetier.client.rpc import Requests
+from pagetier.client.rpc import OpenRequest, Requests
 from pagetier.shm.clock import Deadline
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import Answer, Request
@@ -82,7 +81,9 @@ class PendingRequest(OpenRequest[_T]):
         """
         if self._requests.foreign:
             return self.fail(_FOREIGN)
-        result = self._requests.collect(self, timeout)
+        self._requests.wait(self, timeout)
+        result = self._requests.take(self, timeout)
+        self._requests.log_silence()
         return self.fail(_NO_RESPONSE) if result is None else result
 
     def take(self, waited: float) -> _T:

@@ -8,10 +8,10 @@ from typing import Final, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from pagetier.client.arguments import WaitingClient, seconds_to_wait
 from pagetier.client.attachment import AttachedClient, Attachment
 from pagetier.client.hints import NO_HINT, Hint, require_hint
 from pagetier.client.keys import Keys, require_keys, space_of
-from pagetier.client.misuse import WaitingClient, seconds_to_wait
 from pagetier.client.paged_blocks import WHOLE, Part, required_part
 from pagetier.client.pending_request import PendingRequest
 from pagetier.client.reservation import Reservation
@@ -148,7 +148,9 @@ def reservation_request(
         return Reserve(number, space, part.index, part.count, pages, part.division, keys.prompts, hint.kind, hint.ttl)
 
     def accept(answer: Answer) -> Reservation | None:
-        return reservation.grant(linked, answer) if linked and isinstance(answer, Reserved) else None
+        if linked is None or not isinstance(answer, Reserved):
+            return None
+        return reservation.grant(linked.session, linked.granted, answer)
 
     def fail(reason: str) -> Reservation:
         return Reservation.rejected(len(keys), reason, part)

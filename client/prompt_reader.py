@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Final
 
 from pagetier.client.attachment import AttachedClient
-from pagetier.client.group_fleet_lookup import GroupLocation, LocatedHit, request_group_location
+from pagetier.client.daemon_requests import RESPONSE_S, prefetch_request
+from pagetier.client.fleet_lookup import LocatedHit, Location, request_location
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.load_or_compute import Decision, LoadOrCompute
 from pagetier.client.pending_request import PendingRequest
-from pagetier.client.prefetch import RESPONSE_S, prefetch_request
 from pagetier.client.tier_speed import LowerTier, SentRead
 from pagetier.shm import clock
 from pagetier.shm.clock import Deadline
@@ -144,11 +144,11 @@ class PromptReader:
             read.start()
         return self._read(found, None, on_disk, deadline) if on_disk else None
 
-    def _ask(self, found: GroupMatch, needed: range, deadline: Deadline, timeout: float) -> GroupLocation | None:
+    def _ask(self, found: GroupMatch, needed: range, deadline: Deadline, timeout: float) -> Location | None:
         """Returns what the fleet has of the tokens after a match; None if it has none, or is not worth asking."""
         if not timeout or not self.rule.asks(LowerTier.FLEET, needed, clock.now()):
             return None
-        location = request_group_location(self._client.attachment, found, deadline.left)
+        location = request_location(self._client.attachment, found, deadline.left)
         longest = self.rule.longest_wait(LowerTier.FLEET, needed)
         return location if location.wait(min(timeout, longest)) else None
 
@@ -174,7 +174,7 @@ class PromptReader:
 
 
 def choose_hit(
-    rule: LoadOrCompute, location: GroupLocation, least: int, timeout: float
+    rule: LoadOrCompute, location: Location, least: int, timeout: float
 ) -> tuple[LocatedHit | None, Decision]:
     """Returns the longest hit that the fleet can bring in time, and what becomes of it. Never waits.
 

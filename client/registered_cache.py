@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from pagetier.client.async_copy.copier import AsyncCopier
 from pagetier.client.async_copy.load_job import LoadHandle
 from pagetier.client.async_copy.store_job import StoreHandle
-from pagetier.client.destinations import reachable_pages
+from pagetier.client.destinations import reachable_pages, tokens_to_skip
 from pagetier.client.hashing import Hashes, Tokens
 from pagetier.client.hints import Hint
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.load_or_compute import ProcessRule
-from pagetier.client.match import Match
-from pagetier.client.misuse import require_match, tokens_to_skip
+from pagetier.client.match import Match, require_match
 from pagetier.client.page_client import PageClient
 from pagetier.client.registered_group import IncompleteLoadError, RegisteredGroup
 from pagetier.client.store_result import StoreResult

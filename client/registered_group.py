@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from pagetier.client.arguments import seconds_to_wait
 from pagetier.client.async_copy.copier import AsyncCopier, open_copier
 from pagetier.client.async_copy.load_job import LoadHandle
 from pagetier.client.async_copy.store_job import StoreHandle
@@ -13,7 +14,6 @@ from pagetier.client.hashing import Hashes, Tokens
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.load_or_compute import LoadOrCompute
 from pagetier.client.match import Match
-from pagetier.client.misuse import seconds_to_wait
 from pagetier.client.page_client import PageClient
 from pagetier.client.paged_blocks import Blocks
 from pagetier.client.prompt_reader import PromptReader

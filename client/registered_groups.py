@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from pagetier.client.arguments import seconds_to_wait
 from pagetier.client.async_copy.load_job import LoadHandle
 from pagetier.client.async_copy.store_job import StoreHandle
 from pagetier.client.group_match import GroupKeys, GroupMatch
@@ -16,7 +17,6 @@ from pagetier.client.groups import FullAttention, Group, grain_of
 from pagetier.client.hashing import Hashes, Tokens
 from pagetier.client.keys import Keys
 from pagetier.client.load_or_compute import ProcessRule
-from pagetier.client.misuse import seconds_to_wait
 from pagetier.client.page_client import PageClient
 from pagetier.client.prompt_reader import PromptReader
 from pagetier.client.registered_group import IncompleteLoadError, RegisteredGroup

@@ -10,7 +10,6 @@ from typing import Final, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.client.attachment import LinkedSession
 from pagetier.client.paged_blocks import Blocks, Part
 from pagetier.client.store_result import CODES, Outcome, StoreResult
 from pagetier.kernels.host.buffers import Access, HostBuffer, HostPages, pages_of
@@ -75,8 +74,8 @@ class Reservation:
         self._codes = bytearray()
         self._reason = ""
 
-    def grant(self, linked: LinkedSession, answer: Reserved) -> Reservation:
-        """Fills the reservation with the daemon's answer over a connection.
+    def grant(self, session: Session, granted_serials: dict[int, set[int]], answer: Reserved) -> Reservation:
+        """Fills the reservation with the daemon's answer to a session, and extends the serials that it was granted.
 
         An exception of a signal handler may end it; then it changed nothing and is called again. Objects that own the
         pages must not be made here: one that such an exception drops would abandon them.
@@ -87,14 +86,14 @@ class Reservation:
         pages = answer_columns(answer.pages)
         granted, codes = _granted_pages(pages.outcomes), bytearray(pages.outcomes.translate(CODES))
         # A greeting names these serials from now on: a daemon that this process attaches to next keeps the frames too.
-        serials = linked.granted.setdefault(self._part.index, set())
+        serials = granted_serials.setdefault(self._part.index, set())
         if len(granted) == len(pages.outcomes):  # arrays would take longer
             serials.update(memoryview(pages.serials).cast("Q"))
         else:
             serials.update(_at(serials_of(pages.serials), granted).tolist())
         self._pages, self._granted_serials, self._codes, self._reason = pages, serials, codes, answer.reason
         self.granted = self.open = granted
-        self.session = linked.session
+        self.session = session
         if granted.size:
             self.__class__ = OpenReservation
         return self

@@ -26,14 +26,15 @@ import itertools
 import logging
 import math
 import os
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
-from pagetier.client.open_request import OpenRequest
 from pagetier.shm import clock
 from pagetier.shm.clock import Deadline
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.failpoints import point
-from pagetier.shm.protocol import Answer, Fetched, Flushed, Located, Reserved
+from pagetier.shm.protocol import Answer, Fetched, Flushed, Located, Request, Reserved
+from pagetier.shm.request_sender import Sending
 from pagetier.shm.safe_event import SafeCondition
 
 log = logging.getLogger("pagetier.client")
@@ -41,6 +42,79 @@ log = logging.getLogger("pagetier.client")
 _SILENT_S = 0.5  # seconds of silence after which a late response is logged
 _READ_S = 0.1
 _T = TypeVar("_T")
+
+
+class OpenRequest(Generic[_T]):
+    """A request and its result. Requests changes it, under its lock.
+
+    The result is known when the daemon has answered, or when it is certain that no response will come. The caller and
+    the response may come in any order, so `done` and `collected` are independent: the result of a request that was
+    collected before is dropped, which releases what it refers to, such as granted pages.
+
+    Attributes:
+        link: The connection over which the request is sent; None if there is none.
+        request: Makes the request from its number.
+        accept: Returns the result for a response, or None for a response of another type. Called under the lock of
+            Requests, by any thread. An exception of a signal handler may end it; then it is called again.
+        fail: Returns the result for the reason why there is no response.
+        due: The clock's time by which a healthy daemon has answered, if the request waits for the disk.
+        number: The number of the request, once it is being sent.
+        sending: The bytes of the request; None before it is sent.
+        unsent: Whether the request could not be sent over this connection: the daemon never receives it.
+        done: Whether the result is known.
+        collected: Whether the caller has taken the result, or no longer waits for it.
+        result: The result, until it is collected.
+        call: Called, in any thread, once the result is known and until it is collected. Never waits or raises.
+    """
+
+    def __init__(
+        self,
+        link: Link | None,
+        request: Callable[[int], Request],
+        accept: Callable[[Answer], _T | None],
+        fail: Callable[[str], _T],
+        due: float = math.inf,
+    ) -> None:
+        self.link, self.due = link, due
+        self.number = 0
+        self.sending: Sending | None = None
+        self.unsent = self.done = self.collected = False
+        self.result: _T | None = None
+        self.call: Callable[[], object] | None = None
+        self.request, self.accept, self.fail = request, accept, fail
+
+    @property
+    def sent(self) -> bool:
+        """Whether the whole request was sent."""
+        return self.sending is not None and self.sending.is_whole
+
+    def receive(self, answer: Answer) -> bool:
+        """Takes a response. Returns False if it is of another type. May be called again."""
+        if not self.done:
+            result = self.accept(answer)
+            if result is None:
+                return False
+            self._set(result)
+        self._report()
+        return True
+
+    def finish(self, result: _T) -> None:
+        """Sets the result, or drops it if the request was collected before."""
+        self._set(result)
+        self._report()
+
+    def _set(self, result: _T) -> None:
+        self.result = None if self.collected else result
+        self.done = True
+        self.accept = _nothing  # it refers to the result, which its owner may drop before this request
+
+    def _report(self) -> None:
+        if (call := self.call) is not None:
+            call()
+
+
+def _nothing(_answer: Answer) -> None:
+    """Accepts no response."""
 
 
 class Requests:
@@ -66,11 +140,7 @@ class Requests:
     def ask(self, pending: OpenRequest[_T], timeout: float) -> None:
         """Sends a request and returns without waiting for the response.
 
-        If the request cannot be sent, or the daemon is late with others, `pending` fails at once.
-
-        Args:
-            pending: The request, which receives the response.
-            timeout: Seconds for sending.
+        If it cannot be sent within `timeout` seconds, or the daemon is late with others, `pending` fails at once.
         """
         if pending.link is None:
             return pending.finish(pending.fail("no daemon is attached"))
@@ -104,13 +174,6 @@ class Requests:
             except LinkError:
                 link = None  # the background thread notices it too, and fails all open requests
 
-    def collect(self, pending: OpenRequest[_T], timeout: float) -> _T | None:
-        """Does what wait(), take() and log_silence() do."""
-        self.wait(pending, timeout)
-        result = self.take(pending, timeout)
-        self.log_silence()
-        return result
-
     def take(self, pending: OpenRequest[_T], waited: float) -> _T | None:
         """Returns the result and marks the request as collected; None if the result is unknown or already collected.
 
@@ -123,7 +186,9 @@ class Requests:
             if not pending.done and not pending.collected:
                 # No thread waits for it any more, and its response may still grant pages: it has to be read.
                 self.leave(pending)
-                self._mark_overdue(pending, waited)
+                if waited > 0:
+                    self._silent_since = self._silent_since if self._overdue else clock.now() - waited
+                    self._overdue.add(pending)
             result, pending.result, pending.collected, pending.call = pending.result, None, True, None
         return result
 
@@ -233,8 +298,3 @@ class Requests:
             if not self._strays and pending.link is not None:
                 pending.link.expect_no_stray()
             self._waiting.pop(answer.number)
-
-    def _mark_overdue(self, pending: OpenRequest[_T], waited: float) -> None:
-        if waited > 0:
-            self._silent_since = self._silent_since if self._overdue else clock.now() - waited
-            self._overdue.add(pending)

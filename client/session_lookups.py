@@ -9,8 +9,7 @@ import msgspec
 
 from pagetier.client.group_match import GroupMatch, Lookup, sample
 from pagetier.client.keys import Keys, require_keys
-from pagetier.client.match import Match, MatchHandle
-from pagetier.client.misuse import require_handle
+from pagetier.client.match import Match, MatchHandle, require_handle
 from pagetier.shm._core import Session, miss
 
 

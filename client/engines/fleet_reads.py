@@ -12,11 +12,11 @@ from typing import Final
 import msgspec
 
 from pagetier.client.client import Client
+from pagetier.client.daemon_requests import Prefetch
 from pagetier.client.engines.prefetch_thread import PrefetchThread, ReadEnd, part_of
-from pagetier.client.group_fleet_lookup import GroupLocation, LocatedHit
+from pagetier.client.fleet_lookup import LocatedHit, Location
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.load_or_compute import Decision, LoadOrCompute
-from pagetier.client.prefetch import Prefetch
 from pagetier.client.prompt_reader import choose_hit
 from pagetier.client.tier_speed import LowerTier
 from pagetier.shm import clock
@@ -162,7 +162,7 @@ class FleetReads:
         location = self._client.locate(read.match)
         location.call_when_ready(lambda: self._on_thread(read, lambda: self._read(read, location)))
 
-    def _read(self, read: FleetRead, location: GroupLocation) -> None:
+    def _read(self, read: FleetRead, location: Location) -> None:
         if read.hit is not None:
             return  # called twice
         hit, decision = choose_hit(self._rule, location, self.limits.least, self.limits.timeout or _LEAST_S)

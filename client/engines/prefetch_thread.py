@@ -8,10 +8,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 from pagetier.client.client import Client
+from pagetier.client.daemon_requests import Prefetch
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.hints import Hint
 from pagetier.client.keys import Keys
-from pagetier.client.prefetch import Prefetch
 
 _MOST_HINTS: Final = 256
 

@@ -21,7 +21,7 @@ from keyed_pages import pages_of, prompt, store
 from link_fixtures import never_block
 from pagetier.client import Client, page_client
 from pagetier.client.adapters import adopt
-from pagetier.client.prefetch import RESPONSE_S
+from pagetier.client.daemon_requests import RESPONSE_S
 from pagetier.shm._core import KEY_BYTES, TierFlag
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
 from rescued_wait import HOUR_S

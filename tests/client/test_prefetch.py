@@ -21,7 +21,7 @@ from keyed_pages import in_memory, prompt, store
 from link_fixtures import never_block
 from pagetier.client import Client, Keys
 from pagetier.client.adapters import Prefetch, adopt
-from pagetier.client.prefetch import RESPONSE_S
+from pagetier.client.daemon_requests import RESPONSE_S
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome, Findings, Reserved
 from rescued_wait import HOUR_S

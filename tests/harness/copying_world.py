@@ -15,9 +15,9 @@ from keyed_pages import assert_exact, page_of
 from page_reservations import answer_rows, reserve
 from pagetier.client import Keys, Namespace
 from pagetier.client.adapters import AsyncCopier
+from pagetier.client.arguments import MisuseLog
 from pagetier.client.async_copy.stream_queue import StreamQueue
 from pagetier.client.attachment import Attachment, LinkedSession
-from pagetier.client.misuse import MisuseLog
 from pagetier.client.rpc import Requests
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.device import Direction

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pagetier.client import Client, FullAttention, Keys
-from pagetier.client.adapters import GroupKeys, GroupLocation, LocatedHit
+from pagetier.client.adapters import GroupKeys, LocatedHit, Location
 
 
-def located(client: Client, keys: Keys) -> GroupLocation:
+def located(client: Client, keys: Keys) -> Location:
     """Asks which pages the fleet has after those of this host."""
     with client.find_groups([GroupKeys(FullAttention(keys.namespace.page_tokens), keys)]) as match:
         return client.locate(match)

@@ -16,7 +16,7 @@ import pytest
 from eventually import eventually
 from fleet_host import PATIENT, FleetHost
 from pagetier.client import FullAttention, GroupMatch, Recurrent, SlidingWindow
-from pagetier.client.adapters import Group, GroupKeys, GroupLocation
+from pagetier.client.adapters import Group, GroupKeys, Location
 from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm.row_arrays import sizes_of
 from running_daemon import RunningDaemon, namespace
@@ -56,7 +56,7 @@ class Hosts(msgspec.Struct, frozen=True):
         self.unwritten.extend(fleet)
         return Placed(GroupKeys(group, keys), frozenset(here), frozenset(fleet))
 
-    def located(self, placed: Sequence[Placed], limit: int | None = None) -> GroupLocation:
+    def located(self, placed: Sequence[Placed], limit: int | None = None) -> Location:
         self.first.wait_shared(len(self.unwritten))
         self.unwritten.clear()
         with self.second.client.find_groups([one.asked for one in placed], limit) as match:
@@ -71,7 +71,7 @@ class Hosts(msgspec.Struct, frozen=True):
         assert session is not None
         return [page for page, tiers in enumerate(session.locate(placed.asked.keys.data)) if tiers]
 
-    def prefetched(self, location: GroupLocation) -> GroupMatch:
+    def prefetched(self, location: Location) -> GroupMatch:
         """Returns the match after the longest hit was read."""
         client, hit = self.second.client, location.longest_hit()
         prefetch = client.prefetch(location.match if hit is None else hit, _FROM_FLEET_S)
@@ -174,7 +174,7 @@ def test_a_size_that_no_page_has_counts_as_absent(hosts: Hosts, wrong: int, monk
         sizes[3] = wrong
         return sizes
 
-    monkeypatch.setattr("pagetier.client.group_fleet_lookup.sizes_of", one_wrong)
+    monkeypatch.setattr("pagetier.client.fleet_lookup.sizes_of", one_wrong)
     hit = location.longest_hit()
     assert hit is not None and (hit.tokens, hit.fleet_bytes) == (48, 3 * _BYTES)
 
