@@ -40,7 +40,7 @@ MARKDOWN_COLUMNS = 100
 C_COLUMNS = 120
 MODULE_LINES, FACE_LINES = 300, 500
 # Modules that one public name keeps together: what the name can do is read in one file.
-PUBLIC_FACES = frozenset({"client/page_client.py", "client/engines/vllm/connector.py"})
+PUBLIC_FACES = frozenset({"client/client.py", "client/engines/vllm/connector.py"})
 # Classes that the adapters of several engines offer for the same purpose.
 ADAPTER_FACES = frozenset({"PromptCache"})
 

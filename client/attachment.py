@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from pagetier.client.arguments import WaitingClient
 from pagetier.client.rpc import Requests
 from pagetier.kernels.pinning.pinned_arenas import PinnedArenas
 from pagetier.shm._core import Session
@@ -75,9 +76,15 @@ class Attachment:
         return self.linked
 
 
-class AttachedClient(Protocol):
-    """The part of a Client that reaches the daemon."""
+class AttachedClient(WaitingClient, Protocol):
+    """The part of a Client that requests and background copies use."""
+
+    threads: int
 
     @property
     def attachment(self) -> Attachment:
         """See Client.attachment."""
+
+    @property
+    def session(self) -> Session | None:
+        """See Client.session."""

@@ -77,7 +77,7 @@ class _AskedGroup(msgspec.Struct, frozen=True, eq=False):
         return np.maximum(begins, 0), hits // group.page_tokens - self.first_page
 
 
-class _Question(msgspec.Struct, frozen=True, eq=False):
+class _GroupQuestion(msgspec.Struct, frozen=True, eq=False):
     """The pages of all groups that a match did not find, each of them once.
 
     Attributes:
@@ -109,7 +109,7 @@ class Location:
     """
 
     def __init__(
-        self, pending: PendingRequest[Located], match: GroupMatch, question: _Question, session: Session | None
+        self, pending: PendingRequest[Located], match: GroupMatch, question: _GroupQuestion, session: Session | None
     ) -> None:
         self.match = match
         self._pending, self._question, self._session = pending, question, session
@@ -195,7 +195,7 @@ def request_location(attachment: Attachment, match: GroupMatch, timeout: float) 
     session = attachment.session
     if session is None or not session.asks_fleet:
         nothing = locate_pages(attachment, b"", (), timeout)
-        return Location(nothing, match, _Question({}, [], (), (), 0), session)
+        return Location(nothing, match, _GroupQuestion({}, [], (), (), 0), session)
     question = _question_of(match)
     pages = pages_to_find(question.keys, array("I", question.spaces))
     return Location(locate_pages(attachment, pages, question.table, timeout), match, question, session)
@@ -215,7 +215,7 @@ def pages_to_read(pages: Keys | GroupMatch | LocatedHit) -> tuple[bytes, FleetPa
     return pages.data, None
 
 
-def _question_of(match: GroupMatch) -> _Question:
+def _question_of(match: GroupMatch) -> _GroupQuestion:
     """Returns the pages after those that the match has found: it needs no others, since no group looks further back.
 
     Groups that need most come first: without the first page the daemon takes the question as answered with "absent".
@@ -231,7 +231,7 @@ def _question_of(match: GroupMatch) -> _Question:
         numbers = np.fromiter((pages.setdefault(key, len(pages)) for key in keys), np.intp, len(keys))
         groups.append(_AskedGroup(asked, first, numbers))
         spaces += [table.setdefault(space_of(keys), len(table))] * (len(pages) - len(spaces))
-    return _Question(pages, spaces, tuple(table), tuple(groups), ends)
+    return _GroupQuestion(pages, spaces, tuple(table), tuple(groups), ends)
 
 
 def _end_of_question(match: GroupMatch) -> int:

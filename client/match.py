@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.client.keys import Keys
+from pagetier.client.keys import Keys, require_keys
 from pagetier.shm._core import Pins, miss
 from pagetier.shm.page_rows import PAGE_SERIALS
 from pagetier.shm.row_arrays import sizes_of
@@ -136,3 +136,12 @@ def require_handle(value: object) -> None:
     """Raises TypeError if adopt() is called without the handle of a match."""
     if not isinstance(value, MatchHandle):
         raise TypeError(f"adopt() takes the MatchHandle that Match.to_handle() returns, not {type(value).__name__}")
+
+
+def reject_keys(value: object, error: AttributeError) -> NoReturn:
+    """Raises TypeError for an argument of match() that is not Keys, and AttributeError again for one that is."""
+    try:
+        require_keys(value, "match()")
+    except TypeError as wrong:
+        raise wrong from None
+    raise error

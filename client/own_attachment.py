@@ -9,6 +9,7 @@ import resource
 import secrets
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -177,6 +178,22 @@ class OwnAttachment(Attachment):
             except (OSError, ValueError) as error:
                 log.debug("cannot map the arena in advance, each page is mapped at its first use: %s", error)
                 return
+
+
+def started(owner: object, attachments: dict[int, OwnAttachment], fresh: OwnAttachment) -> OwnAttachment:
+    """Returns the attachment of this process, which is `fresh`, started, if it had none.
+
+    Threads that call this at the same time get the same one. It is dropped with its owner.
+    """
+    attachment = attachments.setdefault(os.getpid(), fresh)
+    if attachment is fresh:
+        weakref.finalize(owner, attachment.drop).atexit = False
+        try:
+            attachment.start()
+        except BaseException:
+            attachment.drop()  # an interrupt: no caller has the client to close
+            raise
+    return attachment
 
 
 def _retire_soon(session: Session) -> None:

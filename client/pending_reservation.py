@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.client.arguments import WaitingClient, seconds_to_wait
+from pagetier.client.arguments import seconds_to_wait
 from pagetier.client.attachment import AttachedClient, Attachment
 from pagetier.client.hints import NO_HINT, Hint, require_hint
 from pagetier.client.keys import Keys, require_keys, space_of
@@ -22,10 +22,6 @@ PageSizes: TypeAlias = "int | Sequence[int] | npt.NDArray[np.uint64]"
 """The size of each page in bytes with all of its parts, or one size for all pages."""
 
 _SIZE_BYTES: Final = 8
-
-
-class ReservingClient(AttachedClient, WaitingClient, Protocol):
-    """The part of a Client that reserve_async() uses."""
 
 
 class PendingReservation:
@@ -91,7 +87,7 @@ class PendingReservation:
 
 
 def reserve_async(
-    client: ReservingClient,
+    client: AttachedClient,
     keys: Keys,
     sizes: PageSizes,
     part: Part = WHOLE,

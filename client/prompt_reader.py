@@ -12,13 +12,17 @@ from typing import Final
 
 from pagetier.client.attachment import AttachedClient
 from pagetier.client.daemon_requests import RESPONSE_S, prefetch_request
+from pagetier.client.destinations import Destination
 from pagetier.client.fleet_lookup import LocatedHit, Location, request_location
 from pagetier.client.group_match import GroupMatch
+from pagetier.client.keys import Keys
 from pagetier.client.load_or_compute import Decision, LoadOrCompute
+from pagetier.client.match import Match, rematched
 from pagetier.client.pending_request import PendingRequest
 from pagetier.client.tier_speed import LowerTier, SentRead
 from pagetier.shm import clock
 from pagetier.shm.clock import Deadline
+from pagetier.shm.failpoints import point
 from pagetier.shm.page_rows import PAGE_KEYS
 
 _READ: Final = (Decision.LOAD, Decision.PROBE)
@@ -171,6 +175,39 @@ class PromptReader:
         sent = SentRead(tier, tokens - begins, 0, 0.0, timeout)
         begun = _measured(self.rule, pending, sent, PAGE_KEYS.count(keys))
         return TierRead(tokens, pending, begun, deadline, self.rule.longest_wait(tier, needed))
+
+
+def copied_while_read(match: Match, destination: Destination, read: TierRead, keys: Keys) -> int:
+    """Copies the pinned pages of a match while those after them are read, and then those.
+
+    Args:
+        match: The match.
+        destination: Where the pages go.
+        read: A read of pages after the pinned ones, which is not sent yet.
+        keys: The keys up to the last page that is read.
+
+    Returns:
+        The number of pages that were copied.
+    """
+    pinned = len(match) - destination.start_page
+    try:
+        # 1. The daemon is asked first, so that disk and fleet work while pages in memory are copied.
+        read.send()
+        # 2. Pinned pages are copied. A page that cannot be copied ends the load: what follows it has no use.
+        copied = destination.copy(match, 0)
+        if copied >= pinned:
+            point("client.waiting")
+            read.wait()
+    finally:
+        read.leave()
+    if copied < pinned:
+        return copied
+    # 3. A read pins nothing, so pages may have been evicted again: what a second match pins is copied.
+    point("client.fetched")
+    with rematched(match, keys) as longer:
+        copied += destination.copy(longer, copied)
+    match.count_loaded(destination.start_page + copied)
+    return copied
 
 
 def choose_hit(

@@ -13,8 +13,7 @@ from pagetier.client.hints import Hint
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.load_or_compute import ProcessRule
 from pagetier.client.match import Match, require_match
-from pagetier.client.page_client import PageClient
-from pagetier.client.registered_group import IncompleteLoadError, RegisteredGroup
+from pagetier.client.registered_group import IncompleteLoadError, KeyedClient, RegisteredGroup
 from pagetier.client.store_result import StoreResult
 from pagetier.kernels.layout.slot_map import Ids, SlotMap, slot_map
 from pagetier.kernels.layout.transfer import PagedCache
@@ -36,7 +35,7 @@ class RegisteredCache:
         group: The only group of the model, for code that has slots instead of block tables.
     """
 
-    def __init__(self, client: PageClient, group: RegisteredGroup) -> None:
+    def __init__(self, client: KeyedClient, group: RegisteredGroup) -> None:
         self.group = group
         self._client, self._rule = client, ProcessRule()
 

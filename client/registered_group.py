@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol, Self
 
 from pagetier.client.arguments import seconds_to_wait
 from pagetier.client.async_copy.copier import AsyncCopier, open_copier
 from pagetier.client.async_copy.load_job import LoadHandle
 from pagetier.client.async_copy.store_job import StoreHandle
+from pagetier.client.attachment import AttachedClient
 from pagetier.client.destinations import unread_prefix
+from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.hashing import Hashes, Tokens
+from pagetier.client.hints import Hint
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.load_or_compute import LoadOrCompute
 from pagetier.client.match import Match
-from pagetier.client.page_client import PageClient
 from pagetier.client.paged_blocks import Blocks
 from pagetier.client.prompt_reader import PromptReader
+from pagetier.client.registration import CacheGroup, EngineOptions, namespace_of, paged_cache_of, shard_of
 from pagetier.client.store_result import StoreResult
 from pagetier.kernels.layout.slot_map import Ids, SlotMap, slot_map
 from pagetier.kernels.layout.transfer import PagedCache
@@ -39,6 +43,30 @@ class IncompleteLoadError(PagetierError):
         self.loaded, self.matched = loaded, matched
 
 
+class KeyedClient(AttachedClient, Protocol):
+    """The part of a Client that registered caches use: pages by their keys."""
+
+    def match(self, keys: Keys) -> Match:
+        """See Client.match()."""
+
+    def match_groups(self, groups: Sequence[GroupKeys], limit: int | None = None) -> GroupMatch:
+        """See Client.match_groups()."""
+
+    def find_groups(self, groups: Sequence[GroupKeys], limit: int | None = None) -> GroupMatch:
+        """See Client.find_groups()."""
+
+    def load(
+        self, match: Match, out: Blocks, start_page: int, timeout: float | None, rule: LoadOrCompute | None
+    ) -> int:
+        """See Client.load()."""
+
+    def store(self, keys: Keys, pages: Blocks, *, timeout: float | None) -> StoreResult:
+        """See Client.store()."""
+
+    def hint(self, keys: Keys, hint: Hint) -> bool:
+        """See Client.hint()."""
+
+
 class RegisteredGroup:
     """The cache of one layer group on this rank, in host memory or on a GPU. Thread-safe.
 
@@ -52,13 +80,23 @@ class RegisteredGroup:
         namespace: The namespace of the pages.
     """
 
-    def __init__(self, client: PageClient, paged: PagedCache, namespace: Namespace) -> None:
+    def __init__(self, client: KeyedClient, paged: PagedCache, namespace: Namespace) -> None:
         self.paged, self.namespace = paged, namespace
         self._client = client
         self._copiers: dict[PagedCache, AsyncCopier] = {}  # at most one
         self._on_gpu = paged.cache.device != "cpu"
         if self._on_gpu:
             self.copier()  # the arena is pinned in the background, and a missing GPU is reported now
+
+    @classmethod
+    def of(cls, client: KeyedClient, group: CacheGroup, model: str, options: EngineOptions, place: str = "") -> Self:
+        """Returns a group as Client.register() describes it, with the place among the groups that namespace_of() takes.
+
+        Raises:
+            LayoutError: As paged_cache_of(), shard_of() and namespace_of() raise.
+        """
+        paged = paged_cache_of(group, shard_of(options))
+        return cls(client, paged, namespace_of(paged, group, model, options, place))
 
     @property
     def page_tokens(self) -> int:

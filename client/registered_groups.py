@@ -17,9 +17,8 @@ from pagetier.client.groups import FullAttention, Group, grain_of
 from pagetier.client.hashing import Hashes, Tokens
 from pagetier.client.keys import Keys
 from pagetier.client.load_or_compute import ProcessRule
-from pagetier.client.page_client import PageClient
 from pagetier.client.prompt_reader import PromptReader
-from pagetier.client.registered_group import IncompleteLoadError, RegisteredGroup
+from pagetier.client.registered_group import IncompleteLoadError, KeyedClient, RegisteredGroup
 from pagetier.client.store_result import StoreResult
 from pagetier.kernels.layout.slot_map import Ids, SlotMap
 from pagetier.shm.clock import Deadline
@@ -45,7 +44,7 @@ class RegisteredGroups:
         kinds: The kind of each group.
     """
 
-    def __init__(self, client: PageClient, caches: Sequence[RegisteredGroup], kinds: Sequence[Group]) -> None:
+    def __init__(self, client: KeyedClient, caches: Sequence[RegisteredGroup], kinds: Sequence[Group]) -> None:
         self.caches, self.kinds = tuple(caches), tuple(kinds)
         self._client, self._rule = client, ProcessRule()
 

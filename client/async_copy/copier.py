@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from pagetier.client.async_copy.arena_pages import pinned_source
 from pagetier.client.async_copy.job import Counts
@@ -14,10 +14,10 @@ from pagetier.client.async_copy.store_job import StoreHandle, StoringJob
 from pagetier.client.async_copy.store_resources import StoreResources
 from pagetier.client.async_copy.stream_queue import Drive, StreamQueue, in_thread
 from pagetier.client.async_copy.throttle import BandwidthCap, CopyBacklog, Rate
+from pagetier.client.attachment import AttachedClient
 from pagetier.client.keys import Keys
 from pagetier.client.match import Match, MatchHandle
 from pagetier.client.paged_blocks import part_of
-from pagetier.client.pending_reservation import ReservingClient
 from pagetier.client.registration import require_named
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.config.settings_file import load_settings
@@ -39,20 +39,6 @@ def _nothing(timeout: float) -> bool:
     return True
 
 
-class CopyingClient(ReservingClient, Protocol):
-    """The part of a Client that a copier uses."""
-
-    @property
-    def session(self) -> Session | None:
-        """See Client.session."""
-
-
-class OpeningClient(CopyingClient, Protocol):
-    """The part of a Client that is needed to open a copier."""
-
-    threads: int
-
-
 class AsyncCopier:
     """Stores and loads of one cache, each direction with a stream and a thread of its own. Thread-safe.
 
@@ -63,7 +49,7 @@ class AsyncCopier:
 
     def __init__(
         self,
-        client: CopyingClient,
+        client: AttachedClient,
         cache: PagedCache,
         device: Device,
         settings: CopySettings = _DEFAULT,
@@ -240,7 +226,7 @@ class AsyncCopier:
         return f"<AsyncCopier of {self._cache!r}, {self.counts}>"
 
 
-def open_copier(client: OpeningClient, cache: PagedCache, settings: CopySettings | None = None) -> AsyncCopier:
+def open_copier(client: AttachedClient, cache: PagedCache, settings: CopySettings | None = None) -> AsyncCopier:
     """Returns a copier between this rank's cache and the arena. Close it before the client.
 
     Raises SettingsError if the settings file is invalid, and DeviceError if there is no such GPU.
@@ -259,7 +245,7 @@ def open_copier(client: OpeningClient, cache: PagedCache, settings: CopySettings
 
 
 def copier_pinning(
-    client: OpeningClient,
+    client: AttachedClient,
     cache: PagedCache,
     settings: CopySettings,
     registrar: tuple[Registering, Unregistering],
@@ -281,7 +267,7 @@ def copier_pinning(
     return AsyncCopier(client, cache, pinning, settings, ended=claim.end)
 
 
-def _on_gpu(client: OpeningClient, cache: PagedCache, settings: CopySettings) -> AsyncCopier:
+def _on_gpu(client: AttachedClient, cache: PagedCache, settings: CopySettings) -> AsyncCopier:
     from pagetier.kernels.gpu.cuda import cuda_device
     from pagetier.kernels.pinning.cuda_registrar import cuda_registrar
 

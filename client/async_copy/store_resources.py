@@ -8,9 +8,10 @@ from typing import Final
 
 from pagetier.client.async_copy.job import Counts
 from pagetier.client.async_copy.throttle import CopyBacklog
+from pagetier.client.attachment import AttachedClient
 from pagetier.client.keys import Keys
 from pagetier.client.paged_blocks import Part
-from pagetier.client.pending_reservation import PendingReservation, ReservingClient, reserve_async
+from pagetier.client.pending_reservation import PendingReservation, reserve_async
 from pagetier.client.reservation import Reservation
 from pagetier.kernels.config.copy_settings import CopySettings
 
@@ -32,7 +33,7 @@ class StoreResources:
     """
 
     def __init__(
-        self, client: ReservingClient, page_bytes: int, part: Part, backlog: CopyBacklog, settings: CopySettings
+        self, client: AttachedClient, page_bytes: int, part: Part, backlog: CopyBacklog, settings: CopySettings
     ) -> None:
         self.backlog, self.settings, self.counts = backlog, settings, Counts()
         self._client, self._page_bytes, self._part = client, page_bytes, part

@@ -19,7 +19,7 @@ from fake_daemon import Peer
 from fake_disk import FakeDiskDaemon
 from keyed_pages import pages_of, prompt, store
 from link_fixtures import never_block
-from pagetier.client import Client, page_client
+from pagetier.client import Client, prompt_reader
 from pagetier.client.adapters import adopt
 from pagetier.client.daemon_requests import RESPONSE_S
 from pagetier.shm._core import KEY_BYTES, TierFlag
@@ -262,7 +262,7 @@ def test_the_second_match_of_a_load_may_find_less(
     daemon: FakeDiskDaemon, client: Client, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = client.match(KEYS[:left])
-    monkeypatch.setattr(page_client, "rematched", lambda match, keys: found)
+    monkeypatch.setattr(prompt_reader, "rematched", lambda match, keys: found)
     assert loaded(daemon, client, daemon.fulfil) == 3
 
 

@@ -125,7 +125,7 @@ class Process:
         world.devices.append(self.device)
         self.cache = CopiedCache()
         self.wire = Wire()
-        self.timeout, self.misuse = 0.0, MisuseLog()
+        self.timeout, self.threads, self.misuse = 0.0, 1, MisuseLog()
         self.requests = Requests()
         self.lanes: list[StreamQueue] = []
         self.copier = self.new_copier()

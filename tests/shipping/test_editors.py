@@ -69,7 +69,7 @@ def test_pyright_reports_what_the_package_lacks(program: Path) -> None:
         (2, "Match", "src/pagetier/client/match.py"),
         (3, "_core", "src/pagetier/shm/_core.pyi"),
         (4, "Reserve", "src/pagetier/shm/protocol.py"),
-        (10, "match", "src/pagetier/client/page_client.py"),
+        (10, "match", "src/pagetier/client/client.py"),
     ],
 )
 def test_jedi_leads_to_the_sources(program: Path, line: int, word: str, file: str) -> None:

@@ -17,7 +17,7 @@ from pagetier.client import Client, Keys, Outcome, StoreHandle
 from pagetier.client.adapters import AsyncCopier, Part, PendingReservation, reserve_async
 from pagetier.client.async_copy import store_resources, stream_queue
 from pagetier.client.async_copy.stream_queue import StreamQueue
-from pagetier.client.pending_reservation import ReservingClient
+from pagetier.client.attachment import AttachedClient
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.host.host_device import HostDevice
 from pagetier.kernels.layout.slot_map import slot_map
@@ -122,7 +122,7 @@ def test_sending_waits_only_for_a_chain_that_exceeds_the_socket_buffer(
 ) -> None:
     timeouts: list[float] = []
 
-    def reserve(client: ReservingClient, keys: Keys, sizes: int, part: Part, timeout: float) -> PendingReservation:
+    def reserve(client: AttachedClient, keys: Keys, sizes: int, part: Part, timeout: float) -> PendingReservation:
         timeouts.append(timeout)
         return reserve_async(client, keys, sizes, part, timeout)
 
