@@ -44,6 +44,7 @@ class Attachment:
             orderly stop; the session then ends with the last running copy, even if matches still refer to it. It
             outlives the connection: without a daemon, mapped pages can still be matched and loaded.
         linked: The connection with its session; None without a daemon.
+        pid: The process; a forked child may see the attachment of its parent.
         requests: The requests that are open.
         arenas: The memory that this process has registered with GPU drivers.
         attached: Set while there is a connection.
@@ -55,16 +56,11 @@ class Attachment:
         self.requests = Requests()
         self.arenas = PinnedArenas(lambda: self.session)
         self.attached = SafeEvent()
-        self._pid = os.getpid()
+        self.pid = os.getpid()
         # Cleared while a daemon has accepted a connection and has not answered the attach request.
         self._settled = SafeEvent()
         # A call waited in vain for a daemon that accepted a connection: other calls do not wait until it is attached.
         self._hangs = False
-
-    @property
-    def foreign(self) -> bool:
-        """Whether this attachment is the parent's, seen from a forked child."""
-        return self._pid != os.getpid()
 
     def wait_linked(self, timeout: float) -> LinkedSession | None:
         """Returns the connection, waiting at most `timeout` seconds if a daemon has accepted one but not answered yet.

@@ -454,7 +454,7 @@ class Client:
             for registered in list(self._registered):
                 registered.close(deadline.left)
             self._closed = True
-            if not self._attachment.foreign:
+            if self._attachment.pid == os.getpid():
                 self._attachment.stop(self._seconds(None))
         except BaseException:  # an exception of a signal handler; the rest happens in the background
             self._attachment.drop()
@@ -477,7 +477,7 @@ class Client:
     def _own_attachment(self) -> OwnAttachment:
         """Returns the attachment of this process; the first call in a forked child makes one for the child."""
         attachment = self._attachment
-        if attachment.foreign and not self._closed:
+        if attachment.pid != os.getpid() and not self._closed:
             self._attachment = self._attach()
             attachment.disown()
         return self._attachment

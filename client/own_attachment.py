@@ -59,7 +59,7 @@ class OwnAttachment(Attachment):
 
     def drop(self) -> None:
         """Does what stop() does for a client that was garbage collected: without waiting, and not in a forked child."""
-        if not self.foreign:
+        if self.pid == os.getpid():
             self._thread.stop_soon()
 
     def disown(self) -> None:

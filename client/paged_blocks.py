@@ -6,7 +6,6 @@ from typing import Final
 
 import msgspec
 
-from pagetier.kernels.host.copy import require_host
 from pagetier.kernels.layout.page_layout import Shard
 from pagetier.kernels.layout.slot_map import SlotMap
 from pagetier.kernels.layout.transfer import PagedCache, Transfer
@@ -88,7 +87,7 @@ class Blocks(msgspec.Struct, frozen=True, eq=False, dict=True):
     def loading(self) -> Transfer:
         """The copy that loads the pages. Raises ValueError for a cache on a GPU, or as PagedCache.loading() does."""
         transfer = self.cache.loading(self.slots)
-        require_host(transfer)
+        transfer.require_host()
         return transfer
 
     @CachedProperty
@@ -96,7 +95,7 @@ class Blocks(msgspec.Struct, frozen=True, eq=False, dict=True):
         """The copies that store this part. Raises ValueError for a cache on a GPU and as PagedCache.storing()."""
         transfers = self.cache.storing(self.slots)
         for transfer in transfers:
-            require_host(transfer)
+            transfer.require_host()
         return transfers
 
 

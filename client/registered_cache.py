@@ -10,13 +10,12 @@ from pagetier.client.async_copy.store_job import StoreHandle
 from pagetier.client.destinations import reachable_pages, tokens_to_skip
 from pagetier.client.hashing import Hashes, Tokens
 from pagetier.client.hints import Hint
-from pagetier.client.keys import Keys, Namespace
+from pagetier.client.keys import Keys
 from pagetier.client.load_or_compute import ProcessRule
 from pagetier.client.match import Match, require_match
 from pagetier.client.registered_group import IncompleteLoadError, KeyedClient, RegisteredGroup
 from pagetier.client.store_result import StoreResult
 from pagetier.kernels.layout.slot_map import Ids, SlotMap, slot_map
-from pagetier.kernels.layout.transfer import PagedCache
 
 
 class RegisteredCache:
@@ -33,26 +32,18 @@ class RegisteredCache:
 
     Attributes:
         group: The only group of the model, for code that has slots instead of block tables.
+        paged: The tensors and the layout of their pages.
+        namespace: The namespace of the pages.
     """
 
     def __init__(self, client: KeyedClient, group: RegisteredGroup) -> None:
-        self.group = group
+        self.group, self.paged, self.namespace = group, group.paged, group.namespace
         self._client, self._rule = client, ProcessRule()
-
-    @property
-    def paged(self) -> PagedCache:
-        """The tensors and the layout of their pages."""
-        return self.group.paged
-
-    @property
-    def namespace(self) -> Namespace:
-        """The namespace of the pages."""
-        return self.group.namespace
 
     @property
     def page_tokens(self) -> int:
         """The number of tokens in a page."""
-        return self.group.page_tokens
+        return self.namespace.page_tokens
 
     def keys(
         self, tokens: Tokens | Keys | None = None, *, hashes: Hashes | None = None, extra: bytes | Sequence[bytes] = b""

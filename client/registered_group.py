@@ -183,12 +183,12 @@ class RegisteredGroup:
 
     def start_load(self, match: Match, slots: SlotMap, start_page: int, after: object = None) -> LoadHandle:
         """Starts to load pinned pages, and returns at once; see RegisteredCache.async_load()."""
-        copier = self.copier()
+        copier = self._copiers.get(self.paged) or self.copier()
         return copier.load(match, slots, start_page, copier.engine_event() if after is None else after)
 
     def start_store(self, keys: Keys, slots: SlotMap, after: object = None) -> StoreHandle:
         """Starts a store, and returns at once; see RegisteredCache.async_store()."""
-        copier = self.copier()
+        copier = self._copiers.get(self.paged) or self.copier()
         return copier.store(keys, slots, copier.engine_event() if after is None else after)
 
     def copier(self) -> AsyncCopier:

@@ -28,8 +28,10 @@ class Chunk(msgspec.Struct, frozen=True, eq=False):
 
     def piece(self, transfers: Iterable[Transfer]) -> Piece:
         """Returns the copies of the chunk; each of the transfers is of all pages of the store."""
-        some = [picked(transfer, self.pages) for transfer in transfers]
-        copies = [Copy(Direction.STORE, one, self.frames, range(len(one.planes))) for one in some]
+        copies = []
+        for transfer in transfers:
+            some = picked(transfer, self.pages)
+            copies.append(Copy(Direction.STORE, some, self.frames, range(len(transfer.planes))))
         return Piece(tuple(copies), self.nbytes)
 
 

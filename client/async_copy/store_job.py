@@ -79,7 +79,8 @@ class StoringJob(CopyJob):
 
     def begin_now(self) -> None:
         """Ends the delay: something waits for the store. Thread-safe; has no effect in a forked child."""
-        if not self.foreign and self._request.begin_now():
+        if self._request.delay and not self.foreign:
+            self._request.delay = 0.0
             self._wake()
 
     def reject(self, reason: str) -> None:
@@ -92,12 +93,10 @@ class StoringJob(CopyJob):
         if self._cancelled:
             self._counts.cancelled += len(self._keys)
             self.reject(_CANCELLED)
-        elif not self._request.is_delayed(now):
-            self._request.send(now, self._wake)
-            if (reservation := self._request.answered()) is not None:
-                self._take(reservation)
-            elif self._request.give_up_in_time(now):
-                self.reject(_NO_RESPONSE)
+        elif (reservation := self._request.poll(now, self._wake)) is not None:
+            self._take(reservation)
+        elif self._request.gave_up:
+            self.reject(_NO_RESPONSE)
         return self._reservation is not None or self.decided
 
     def retry_after(self, now: float) -> float:

@@ -58,56 +58,53 @@ class StoreResources:
 class MemoryRequest:
     """The request of one store for memory: it may be delayed, is repeated while the socket is full, and has a limit.
 
-    begin_now() is thread-safe; the other methods are for the thread of the stream queue.
+    For the thread of the stream queue, except for `delay`.
+
+    Attributes:
+        delay: Seconds from the first poll() until the request is sent. Any thread may set it to 0.
+        gave_up: Whether the daemon's time was over without a response.
     """
 
     def __init__(self, resources: StoreResources, keys: Keys, delay: float) -> None:
-        """`delay`: seconds from the first is_delayed() until the request is due, or until begin_now() is called."""
+        self.delay, self.gave_up = delay, False
         self._resources, self._keys = resources, keys
-        self._delay, self._begins_at, self._give_up_at = delay, math.inf, math.inf
+        self._begins_at = self._give_up_at = math.inf
         self._pending: PendingReservation | None = None
 
-    def begin_now(self) -> bool:
-        """Ends the delay. Returns whether there was one."""
-        delayed, self._delay = bool(self._delay), 0.0
-        return delayed
+    def poll(self, now: float, wake: Callable[[], object]) -> Reservation | None:
+        """Returns the reservation once the daemon has answered, after sending the request as soon as that is possible.
 
-    def is_delayed(self, now: float) -> bool:
-        """Starts the delay at the first call. Returns whether it still runs."""
-        self._begins_at = min(self._begins_at, now + self._delay)
-        return bool(self._delay) and now < self._begins_at
-
-    def send(self, now: float, wake: Callable[[], object]) -> None:
-        """Sends the request if that was not done and can be done now. `wake` is called when the response has come."""
-        if self._pending is not None:
-            return
-        # The time starts with the first attempt to send: the daemon has no part in a delay by the device.
-        self._give_up_at = min(self._give_up_at, now + self._resources.settings.reserve_timeout)
-        self._pending = self._resources.reserve(self._keys, now)
-        if self._pending is not None:
-            self._pending.call_when_ready(wake)
-
-    def answered(self) -> Reservation | None:
-        """Returns the reservation once the daemon has answered."""
-        return self._pending.wait(0.0) if self._pending is not None and self._pending.ready else None
-
-    def give_up_in_time(self, now: float) -> bool:
-        """Gives up if the daemon's time is over, and returns whether it is."""
-        if now < self._give_up_at:
-            return False
-        if self._pending is not None:
+        `wake` is called when the response has come.
+        """
+        if self.delay and self._is_delayed(now):
+            return None
+        if self._pending is None:
+            # The time starts with the first attempt to send: the daemon has no part in a delay by the device.
+            self._give_up_at = min(self._give_up_at, now + self._resources.settings.reserve_timeout)
+            self._pending = self._resources.reserve(self._keys, now)
+            if self._pending is not None:
+                self._pending.call_when_ready(wake)
+        if self._pending is not None and self._pending.ready:
+            return self._pending.wait(0.0)
+        self.gave_up = now >= self._give_up_at
+        if self.gave_up and self._pending is not None:
             # What the daemon grants later is abandoned as soon as its response is read.
             self._pending.give_up(self._resources.settings.reserve_timeout)
-        return True
+        return None
 
     def cancel(self) -> None:
-        """Gives up all pages that were or will be granted. Has no effect after answered()."""
+        """Gives up all pages that were or will be granted, unless poll() has returned them."""
         if self._pending is not None:
             self._pending.cancel()
 
     def retry_after(self, now: float) -> float:
-        """Returns the seconds after which there is something to do even if no response comes."""
-        if self.is_delayed(now):
+        """Returns the seconds after which poll() has something to do even if no response comes."""
+        if self.delay and self._is_delayed(now):
             return self._begins_at - now
         ends = self._give_up_at if self._pending is not None else min(self._give_up_at, self._resources.next_attempt)
         return max(0.0, ends - now)
+
+    def _is_delayed(self, now: float) -> bool:
+        """Starts the delay at the first call. Returns whether it still runs."""
+        self._begins_at = min(self._begins_at, now + self.delay)
+        return now < self._begins_at

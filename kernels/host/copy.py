@@ -34,15 +34,9 @@ def scatter(transfer: Transfer, frames: Frames, threads: int = 1, planes: range 
 
 
 def _arguments(transfer: Transfer, frames: Frames, threads: int, planes: range | None) -> Any:
-    require_host(transfer)
+    transfer.require_host()
     slots, arena = transfer.slots, frames.arena
     rows = transfer.planes if planes is None else transfer.planes[planes.start : planes.stop]
     frames.require_room(len(slots), transfer.page_bytes)
     where = (arena.address, arena.nbytes, arena.frame_bytes, frames.table)
     return (*where, rows, slots.pages, slots.blocks, slots.block_tokens, slots.skip, threads)
-
-
-def require_host(transfer: Transfer) -> None:
-    """Raises ValueError if the cache is not in host memory."""
-    if transfer.device != "cpu":
-        raise ValueError(f"the cache is on {transfer.device}, but the host path copies host memory only")

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import TypeAlias
 
 from pagetier.kernels.device import Copy, DeviceError, Direction, EngineEvent, Event, event_of
-from pagetier.kernels.host.copy import gather, require_host, scatter
+from pagetier.kernels.host.copy import gather, scatter
 from pagetier.shm.clock import Deadline
 from pagetier.shm.safe_event import SafeEvent
 
@@ -136,7 +136,7 @@ class HostStream:
 
         Raises DeviceError, and ValueError for a cache that is not in host memory.
         """
-        require_host(copy.transfer)
+        copy.transfer.require_host()
         gate = self._gate
         run = partial(_run, copy, self._threads)
         self._put(partial(_run_after, gate, run) if gate is not None and gate.transfer is copy.transfer else run)

@@ -50,6 +50,11 @@ class Transfer(msgspec.Struct, frozen=True, eq=False):
         bounds = zip(pairwise(ends.tolist()), pairwise(sizes), strict=True)
         return [(range(first, end), after - before) for (first, end), (before, after) in bounds]
 
+    def require_host(self) -> None:
+        """Raises ValueError if the cache is not in host memory."""
+        if self.device != "cpu":
+            raise ValueError(f"the cache is on {self.device}, but the host path copies host memory only")
+
     @property
     def nbytes(self) -> int:
         """The number of bytes to move."""
