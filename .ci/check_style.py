@@ -41,8 +41,6 @@ C_COLUMNS = 120
 MODULE_LINES, FACE_LINES = 300, 500
 # Modules that one public name keeps together: what the name can do is read in one file.
 PUBLIC_FACES = frozenset({"client/client.py", "client/engines/vllm/connector.py"})
-# Classes that the adapters of several engines offer for the same purpose.
-ADAPTER_FACES = frozenset({"PromptCache"})
 
 
 def main() -> int:
@@ -144,7 +142,7 @@ def _classes(texts: dict[str, str]) -> list[str]:
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(name)
-    twice = {name: where for name, where in places.items() if len(where) > 1 and name not in ADAPTER_FACES}
+    twice = {name: where for name, where in places.items() if len(where) > 1}
     return [f"class {name} exists twice: {', '.join(where)}" for name, where in twice.items()]
 
 

@@ -20,7 +20,7 @@ from messages import Step
 from paged_llama import equal_positions, nothing, read, send_event, warm_up
 from pagetier.client import Client, FullAttention, Keys
 from pagetier.client.adapters import GroupKeys
-from pagetier.client.engines.transformers import PromptCache, namespace_of
+from pagetier.client.engines.transformers import PrefillCache, namespace_of
 
 WAIT_S = 10.0  # for the daemon, on a busy host
 
@@ -50,7 +50,7 @@ def digest_of(client: Client, keys: Keys, page_bytes: int) -> str:
 def work(task: Task, client: Client) -> Report:
     send_event(Step("build the model"))
     llama = random_llama.build()
-    prompts = PromptCache(client, llama, namespace_of(llama, PAGE_TOKENS, name=random_llama.NAME))
+    prompts = PrefillCache(client, llama, namespace_of(llama, PAGE_TOKENS, name=random_llama.NAME))
     warm_up(prompts)
     client.wait_attached(WAIT_S)
     prompt = torch.tensor(list(prompt_of(task.engine)))

@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from fleet_messages import Event
 from long_text import PAGE_TOKENS
 from messages import Step
-from pagetier.client.engines.transformers import CachedPrompt, PromptCache
+from pagetier.client.engines.transformers import CachedPrompt, PrefillCache
 
 
 class Run(msgspec.Struct, frozen=True, eq=False):
@@ -34,7 +34,7 @@ def nothing() -> CachedPrompt:
     return CachedPrompt(0, DynamicCache())
 
 
-def read(prompts: PromptCache, prompt: torch.Tensor, begin: Callable[[], CachedPrompt], what: str) -> Run:
+def read(prompts: PrefillCache, prompt: torch.Tensor, begin: Callable[[], CachedPrompt], what: str) -> Run:
     send_event(Step(what, 0, len(prompt)))
     began = time.perf_counter()
     cached = begin()
@@ -52,7 +52,7 @@ def reported(chunks: Iterator[torch.Tensor], done: int, total: int, what: str) -
         yield logits
 
 
-def warm_up(prompts: PromptCache) -> None:
+def warm_up(prompts: PrefillCache) -> None:
     """Computes a few chunks, since the first ones of a process are slow."""
     for _ in prompts.prefill(torch.zeros(2 * PAGE_TOKENS, dtype=torch.int64), DynamicCache()):
         pass

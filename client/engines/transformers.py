@@ -1,6 +1,6 @@
 """Caches the keys and values of prompts for Hugging Face transformers on the CPU.
 
-    prompts = PromptCache(Client(), model, namespace_of(model, page_tokens=256))
+    prompts = PrefillCache(Client(), model, namespace_of(model, page_tokens=256))
     cached = prompts.load(prompt)                        # the first cached.tokens tokens need no computation
     for logits in prompts.prefill(prompt, cached.cache):
         ...                                              # the last logits choose the first new token
@@ -52,7 +52,7 @@ class CachedPrompt(msgspec.Struct, frozen=True, eq=False):
     pages_from_disk: int = 0
 
 
-class PromptCache:
+class PrefillCache:
     """Loads, computes and stores the keys and values of one model's prompts.
 
     A prompt is a one-dimensional tensor of token IDs on the CPU. Without a daemon every prompt is a miss, nothing is

@@ -16,12 +16,11 @@ import click
 import msgspec
 
 from pagetier.client.cli.bench.daemon import BenchDaemon, own_environment, running_daemon
-from pagetier.client.cli.bench.errors import BenchmarkError
-from pagetier.client.cli.bench.programs import program_path
-from pagetier.client.cli.bench.prompts import BenchPrompt, Chats, chats_needed, prompts_of_trace, warm_up_prompt
+from pagetier.client.cli.bench.programs import BenchmarkError, program_path
 from pagetier.client.cli.bench.report import BenchReport, Run, report_of, text_of
 from pagetier.client.cli.bench.resident import available_bytes
 from pagetier.client.cli.bench.server import VllmServer, check_arguments, serving, vllm_program
+from pagetier.client.cli.bench.workload import BenchPrompt, Chats, chats_needed, prompts_of_trace, warm_up_prompt
 from pagetier.client.cli.replay.trace import Trace, TraceError, read_trace
 from pagetier.client.cli.termination import exiting_on_sigterm
 from pagetier.shm import clock

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from pagetier.client.cli.bench.errors import BenchmarkError
-from pagetier.client.cli.bench.programs import Program, program_path
+from pagetier.client.cli.bench.programs import BenchmarkError, Program, program_path
 from pagetier.client.cli.bench.resident import segment_bytes, session_bytes
 from pagetier.client.cli.daemon_probe import accepts_clients
 from pagetier.client.cli.replay.daemon_counters import DaemonCounters, observe

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from pagetier.client.cli.bench.errors import BenchmarkError
 from pagetier.shm import clock
 from pagetier.shm.clock import Deadline
 from pagetier.shm.exit_codes import Exit
@@ -42,6 +41,19 @@ def program_path(name: str, remedy: str) -> Path:
     if found := beside if beside.exists() else shutil.which(name):
         return Path(found)
     raise BenchmarkError(f"there is no program {name} in {beside.parent} or in PATH: {remedy}", Exit.USAGE)
+
+
+class BenchmarkError(Exception):
+    """The benchmark cannot be run, or did not work. The message says why and what to do.
+
+    Args:
+        message: The message.
+        code: The exit code.
+    """
+
+    def __init__(self, message: str, code: int = Exit.WRONG) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Program:

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 
 from pagetier.client.cli.bench.intervals import Bootstrap, Estimate, Values
-from pagetier.client.cli.bench.prompts import BenchPrompt
 from pagetier.client.cli.bench.server import Answer
+from pagetier.client.cli.bench.workload import BenchPrompt
 from pagetier.shm.units import counted
 
 _MIB: Final = 1 << 20

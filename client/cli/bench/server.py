@@ -14,8 +14,7 @@ from typing import Final
 
 import msgspec
 
-from pagetier.client.cli.bench.errors import BenchmarkError
-from pagetier.client.cli.bench.programs import Program, program_path
+from pagetier.client.cli.bench.programs import BenchmarkError, Program, program_path
 from pagetier.client.cli.bench.resident import session_bytes
 from pagetier.shm.exit_codes import Exit
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.client.cli.replay.page_content import Pattern, wrong_pages
-from pagetier.client.cli.replay.report import ReplayCounts
+from pagetier.client.cli.replay.replay_report import ReplayCounts
 from pagetier.client.cli.replay.trace import Trace
 from pagetier.client.client import Client
 from pagetier.client.keys import Keys, Namespace

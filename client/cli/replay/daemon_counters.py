@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from pagetier.client.cli.replay.report import CounterDeltas
+from pagetier.client.cli.replay.replay_report import CounterDeltas
 from pagetier.shm._core import IndexHeader, Observer, ShmError
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.protocol import BUILD, Observe

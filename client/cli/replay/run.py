@@ -12,7 +12,7 @@ import msgspec
 from pagetier.client.cli.replay.clients import ClientPool, RateLimit, ReplayJob, UnreachableError
 from pagetier.client.cli.replay.daemon_counters import DaemonCounters
 from pagetier.client.cli.replay.private_daemon import DaemonError, PrivateDaemon, PrivateDisk
-from pagetier.client.cli.replay.report import ReplayResult, progress_bar, show
+from pagetier.client.cli.replay.replay_report import ReplayResult, progress_bar, show
 from pagetier.client.cli.replay.trace import Trace, TraceError, read_trace
 from pagetier.client.cli.termination import exiting_on_sigterm
 from pagetier.client.keys import Namespace

@@ -11,10 +11,10 @@ import numpy as np
 
 from pagetier.client.client import Client
 from pagetier.client.engines.llama_cpp.context import LlamaContext
-from pagetier.client.engines.llama_cpp.groups import page_groups
 from pagetier.client.engines.llama_cpp.hosts import Library, context_of
 from pagetier.client.engines.llama_cpp.library import Libllama
 from pagetier.client.engines.llama_cpp.loads import PageLoads
+from pagetier.client.engines.llama_cpp.page_groups import page_groups
 from pagetier.client.engines.llama_cpp.paged_state import PagedState
 from pagetier.client.engines.llama_cpp.sequence_tokens import SequenceTokens
 from pagetier.client.engines.llama_cpp.stores import PageStores

@@ -11,7 +11,7 @@ import msgspec
 
 from pagetier.client.engines.events.changes import LocationChanges
 from pagetier.client.engines.events.idle_publisher import StepOrder
-from pagetier.client.engines.events.runs import runs_of
+from pagetier.client.engines.events.page_runs import runs_of
 from pagetier.client.engines.events.table import Change
 from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.request_state import RequestState

@@ -10,7 +10,8 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
+from pagetier.client.client import Client
 from pagetier.client.engines.vllm.draft_model import draft_model_of
 from pagetier.client.engines.vllm.group_kinds import layer_specs
 from pagetier.client.engines.vllm.rank_share import ContextShare
@@ -26,6 +28,7 @@ from pagetier.client.keys import Namespace
 from pagetier.kernels.layout.page_layout import PageLayout
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
+_FLUSH_TIMEOUT_S: Final = 5.0  # for the response to a flush, before the next one is sent
 _TUNING: Final = "attn_temperature_tuning"
 _NOT_READ: Final = ("_name_or_path", "_commit_hash", "transformers_version", _TUNING)
 _CONV_LAYOUT: Final = "VLLM_SSM_CONV_STATE_LAYOUT"
@@ -224,3 +227,34 @@ def _canonical_json(settings: object) -> str:
 
 def _plain(other: Any) -> Any:
     return other.to_dict() if hasattr(other, "to_dict") else str(other)
+
+
+class PrivateNamespaces:
+    """Flushes the private namespaces that were in use before a reset: their pages are useless to every engine.
+
+    A namespace is private if its salt is a random text of this engine. The index records an adapter's pages in the
+    namespace without the adapter, so they are flushed, too. Pages that a worker still writes at the time of a reset are
+    flushed at the next reset. The daemon drops what is left, or what was stored while it was unreachable, when its
+    table of namespaces is full. One thread sends the requests; no method blocks.
+
+    Args:
+        client: This process's client.
+        namespaces: The private ones among the engine's first namespaces.
+    """
+
+    def __init__(self, client: Client, namespaces: Iterable[Namespace]) -> None:
+        self._client = client
+        self._current = set(namespaces)
+        self._before: set[Namespace] = set()
+        self._thread = ThreadPoolExecutor(1, "pagetier-flush")
+
+    def renew(self, namespaces: Iterable[Namespace]) -> None:
+        """Flushes the previous private namespaces and records the new ones."""
+        useless, self._current = self._current, set(namespaces)
+        for namespace in useless | self._before:
+            self._thread.submit(self._client.flush, namespace, _FLUSH_TIMEOUT_S)
+        self._before = useless
+
+    def close(self) -> None:
+        """Sends no further requests."""
+        self._thread.shutdown(wait=False, cancel_futures=True)

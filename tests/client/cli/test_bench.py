@@ -22,8 +22,7 @@ from eventually import PATIENCE_S, eventually
 from pagetier.client.cli.bench import daemon as bench_daemon
 from pagetier.client.cli.bench.comparison import arena_size, place
 from pagetier.client.cli.bench.daemon import own_environment, running_daemon
-from pagetier.client.cli.bench.errors import BenchmarkError
-from pagetier.client.cli.bench.programs import Program
+from pagetier.client.cli.bench.programs import BenchmarkError, Program
 from pagetier.client.cli.bench.resident import session_bytes
 from process_states import arguments_of, state_of
 

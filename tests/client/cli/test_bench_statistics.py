@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pagetier.client.cli.bench.intervals import Bootstrap
-from pagetier.client.cli.bench.prompts import Chats, chats_needed, prompts_of_trace, warm_up_prompt
+from pagetier.client.cli.bench.workload import Chats, chats_needed, prompts_of_trace, warm_up_prompt
 from pagetier.client.cli.replay.trace import Trace, read_trace
 
 BLOCK = 64

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from pagetier.client.cli.replay import replay as replay_command
 from pagetier.client.cli.replay.page_content import Pattern, wrong_pages
 from pagetier.client.cli.replay.private_daemon import frame_bytes
-from pagetier.client.cli.replay.report import CounterDeltas, ReplayCounts, ReplayResult, show
+from pagetier.client.cli.replay.replay_report import CounterDeltas, ReplayCounts, ReplayResult, show
 from pagetier.client.cli.replay.run import ReplayArguments, job_of
 from pagetier.client.cli.replay.trace import TraceError, read_trace
 from pagetier.client.keys import Keys

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pagetier.client.engines.events.runs import runs_of
+from pagetier.client.engines.events.page_runs import runs_of
 from seeded_random import chance
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pagetier.client.engines.sglang.storage.batch_times import BatchTimes
+from pagetier.client.engines.sglang.storage.pages import BatchTimes
 from pagetier.shm import clock
 from virtual_clock import VirtualClock
 

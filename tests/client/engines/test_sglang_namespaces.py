@@ -11,7 +11,7 @@ import pytest
 from pagetier.client.engines.file_digests import FileDigests
 from pagetier.client.engines.sglang.engine.namespace import EngineFacts, weights_sources
 from pagetier.client.engines.sglang.engine.served_engine import ServedEngine
-from pagetier.client.engines.sglang.pools.variants import variants_of
+from pagetier.client.engines.sglang.pools.device_pools import variants_of
 from pagetier.client.engines.weights import identify
 from pagetier.client.groups import FullAttention
 

@@ -18,7 +18,7 @@ transformers = pytest.importorskip("transformers")
 from pagetier.client import Client, Namespace, Outcome  # noqa: E402
 
 if TYPE_CHECKING:
-    from pagetier.client.engines.transformers import PromptCache
+    from pagetier.client.engines.transformers import PrefillCache
 
 PAGE = 16
 VOCABULARY = 97
@@ -49,19 +49,19 @@ def namespace_of(model: Any, page_tokens: int, name: str = "") -> Namespace:
     return adapter.namespace_of(model, page_tokens, name=name)
 
 
-def prompts_of(client: Client, model: Any) -> PromptCache:
-    from pagetier.client.engines.transformers import PromptCache
+def prompts_of(client: Client, model: Any) -> PrefillCache:
+    from pagetier.client.engines.transformers import PrefillCache
 
-    return PromptCache(client, model, namespace_of(model, PAGE, name="test/llama"))
+    return PrefillCache(client, model, namespace_of(model, PAGE, name="test/llama"))
 
 
-def uncached(prompts: PromptCache, prompt: Any, logits_to_keep: int = 0) -> tuple[list[Any], Any]:
+def uncached(prompts: PrefillCache, prompt: Any, logits_to_keep: int = 0) -> tuple[list[Any], Any]:
     """Returns the logits of every chunk, and the cache."""
     cache = transformers.DynamicCache()
     return list(prompts.prefill(prompt, cache, logits_to_keep)), cache
 
 
-def stored(prompts: PromptCache, prompt: Any) -> None:
+def stored(prompts: PrefillCache, prompt: Any) -> None:
     result = prompts.store(prompt, uncached(prompts, prompt)[1])
     assert set(result.outcomes) == {Outcome.STORED}
 

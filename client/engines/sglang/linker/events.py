@@ -11,7 +11,7 @@ import numpy as np
 
 from pagetier.client.engines.events.changes import LocationChanges
 from pagetier.client.engines.events.idle_publisher import StepOrder
-from pagetier.client.engines.events.runs import runs_of
+from pagetier.client.engines.events.page_runs import runs_of
 from pagetier.client.engines.events.table import Change
 from pagetier.client.hashing import mixed_into
 from pagetier.shm._core import KEY_BYTES, TierFlag

@@ -9,7 +9,6 @@ import msgspec
 
 from pagetier.client.engines.sglang.pools.row_pools import latent_rows, row_pools, sparse_rows
 from pagetier.client.engines.sglang.pools.token_planes import Layers, divided_kinds, packed_index, token_planes
-from pagetier.client.engines.sglang.pools.variants import variants_of
 from pagetier.client.engines.unsupported import UnsupportedError
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.registration import CacheGroup
@@ -19,6 +18,22 @@ FULL: Final = "kv"
 WINDOW: Final = "swa"
 STATE: Final = "mamba"
 DRAFT: Final = "draft"
+
+_PLAIN: Final = ("MHATokenToKVPool", "MLATokenToKVPool")
+_FORMAT_SETTINGS: Final = (
+    "kv_layout",
+    "use_fp4_indexer",
+    "uses_aiter_fp4_layout",
+    "index_k_page8",
+    "index_k_rne",
+    "index_kpool",
+    "index_kpool_compress",
+    "dsa_kv_cache_store_fp8",
+    "mxfp8_sf_interleaved",
+    "qsa_compress_ratio",
+    "ring_size",
+)
+_PARTS: Final = ("main_pool", "index_k_pool", "index_kv_pool")
 
 _DESCRIBED: Final = ("DSATokenToKVPool", "DeepSeekV4TokenToKVPool")
 _LAYER_SPLIT: Final = "LayerSplitDSATokenToKVPool"
@@ -221,3 +236,26 @@ def _state_pools(requests: Any, cache: Any, page: int) -> tuple[DevicePool, ...]
 
 def _local(layers: Mapping[int, int], start_layer: int) -> dict[int, int]:
     return {layer - start_layer: own for layer, own in layers.items()}
+
+
+def variants_of(pools: Iterable[Any]) -> tuple[str, ...]:
+    """Returns the format of each of SGLang's pools that are parts of a page; none for plain K and V, and latents.
+
+    Bytes of the same sizes may have another meaning.
+    """
+    texts = [_format(pool) for owner in pools for pool in _pools_of(owner) if type(pool).__name__ not in _PLAIN]
+    return tuple(dict.fromkeys(texts))
+
+
+def _pools_of(owner: Any) -> Iterable[Any]:
+    """Yields the pools of which one consists: compressed states have a list of them, with None for other layers."""
+    if isinstance(owner, (list, tuple)):
+        yield from (pool for pool in owner if pool is not None)
+        return
+    yield owner
+    yield from (part for name in _PARTS if (part := getattr(owner, name, None)) is not None)
+
+
+def _format(pool: Any) -> str:
+    settings = [(name, getattr(pool, name)) for name in _FORMAT_SETTINGS if hasattr(pool, name)]
+    return " ".join([type(pool).__name__, *(f"{name}={getattr(value, 'value', value)}" for name, value in settings)])
