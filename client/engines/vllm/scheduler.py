@@ -20,10 +20,9 @@ from pagetier.client.engines.vllm.load_planner import load_command
 from pagetier.client.engines.vllm.lora import LoraAdapters, private_name
 from pagetier.client.engines.vllm.messages import StepCommands
 from pagetier.client.engines.vllm.namespace import PrivateNamespaces, with_adapter
-from pagetier.client.engines.vllm.next_step import NextStep
 from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.request_state import NO_TOKENS, LoadedTokens, PinnedHit, RequestState
-from pagetier.client.engines.vllm.step_times import StepTimes
+from pagetier.client.engines.vllm.steps import NextStep, StepTimes
 from pagetier.client.engines.vllm.store_planner import late_store_commands
 from pagetier.client.engines.vllm.tier_reads import ReadLimits, TierReads
 from pagetier.client.keys import Namespace

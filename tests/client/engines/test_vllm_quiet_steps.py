@@ -12,10 +12,9 @@ import pytest
 
 from counted_instructions import instructions_of
 from pagetier.client.engines.vllm.messages import NO_COMMANDS, StepCommands
-from pagetier.client.engines.vllm.next_step import NextStep
 from pagetier.client.engines.vllm.paged_group import PagedGroup
-from pagetier.client.engines.vllm.quiet_steps import QuietSteps
 from pagetier.client.engines.vllm.request_state import RequestState
+from pagetier.client.engines.vllm.steps import NextStep, QuietSteps
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from running_daemon import namespace
 from vllm_steps import PAGE, hashed

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pagetier.client.engines.vllm.step_times import StepTimes
+from pagetier.client.engines.vllm.steps import StepTimes
 
 
 class Measured:
