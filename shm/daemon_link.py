@@ -16,7 +16,7 @@ import msgspec
 from pagetier.shm import clock, unix_socket
 from pagetier.shm.clock import Deadline
 from pagetier.shm.failpoints import point
-from pagetier.shm.message_codec import pack
+from pagetier.shm.message_codec import ResponseBuffer, pack
 from pagetier.shm.protocol import (
     REQUEST_LIMIT,
     Answer,
@@ -30,7 +30,6 @@ from pagetier.shm.protocol import (
     Welcome,
 )
 from pagetier.shm.request_sender import LinkError, RequestSender, SentRequest
-from pagetier.shm.response_buffer import ResponseBuffer
 from pagetier.shm.socket_path import DefaultSocket, misspelt_variable
 from pagetier.shm.socket_trust import peer_credentials, why_untrusted
 

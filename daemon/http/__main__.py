@@ -17,11 +17,10 @@ from pagetier.daemon.http.peers import Connections, OpenConnections
 from pagetier.daemon.server.listener import ConnectionAcceptor
 from pagetier.shm._core import Observer
 from pagetier.shm.log_format import finish_log, log_to_stderr
-from pagetier.shm.message_codec import pack
+from pagetier.shm.message_codec import Unpacker, pack
 from pagetier.shm.process import be_child
 from pagetier.shm.protocol import ProtocolError
 from pagetier.shm.segment_files import observe_and_close
-from pagetier.shm.unpacker import Unpacker
 
 _AT_ONCE: Final = 16
 _CHUNK: Final = 1 << 16

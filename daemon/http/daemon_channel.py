@@ -25,9 +25,8 @@ from pagetier.daemon.http.http_connection import HttpError
 from pagetier.daemon.http.notable_events import NotableEvent
 from pagetier.daemon.metrics.numbers import DaemonNumbers
 from pagetier.shm.log_format import event
-from pagetier.shm.message_codec import pack
+from pagetier.shm.message_codec import Unpacker, pack
 from pagetier.shm.protocol import Fetch, Fetched, HintPages, PagesHinted, ProtocolError
-from pagetier.shm.unpacker import Unpacker
 
 log = logging.getLogger("pagetier.http")
 

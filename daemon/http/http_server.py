@@ -32,9 +32,8 @@ from pagetier.daemon.http.notable_events import NotableEvents
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.metrics.numbers import DaemonNumbers
 from pagetier.shm.log_format import event
-from pagetier.shm.message_codec import pack
+from pagetier.shm.message_codec import Unpacker, pack
 from pagetier.shm.protocol import Fetch, HintPages, ProtocolError
-from pagetier.shm.unpacker import Unpacker
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from pagetier.daemon.server.server_state import ServerState
 from pagetier.shm._core import HintKind
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
-from pagetier.shm.message_codec import pack, read_request
+from pagetier.shm.message_codec import Unpacker, pack, read_request
 from pagetier.shm.protocol import (
     BUILD,
     GREETING_LIMIT,
@@ -42,7 +42,6 @@ from pagetier.shm.protocol import (
     Save,
     Saved,
 )
-from pagetier.shm.unpacker import Unpacker
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,9 @@ from pagetier.daemon.common.namespaces import wrong_space
 from pagetier.daemon.workers.worker_link import WorkerLink
 from pagetier.shm._core import STORED_PAGE_LAYOUT
 from pagetier.shm.failpoints import point
-from pagetier.shm.message_codec import pack
+from pagetier.shm.message_codec import Unpacker, pack
 from pagetier.shm.page_rows import PAGE_KEYS, PAGE_SIZES, STORED_PAGES
 from pagetier.shm.protocol import ProtocolError
-from pagetier.shm.unpacker import Unpacker
 from pagetier.tiers.worker_protocol import (
     Command,
     FleetOpened,

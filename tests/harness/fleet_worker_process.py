@@ -16,11 +16,10 @@ from eventually import PATIENCE_S, Stopwatch
 from index_with_disk import Place, ints, key, u64
 from page_reservations import reserve
 from pagetier.shm._core import DISK_DEVICES, HISTORY_BYTES, Pins, ReserveOutcome, TierFlag
-from pagetier.shm.message_codec import pack
+from pagetier.shm.message_codec import Unpacker, pack
 from pagetier.shm.page_rows import PAGES_TO_READ, PAGES_TO_WRITE, PageToRead, PageToWrite
 from pagetier.shm.process import Process
 from pagetier.shm.protocol import Space
-from pagetier.shm.unpacker import Unpacker
 from pagetier.tiers.worker_protocol import Command, FleetOptions, Read, Report, ServeFleet, Write, decode_report
 
 _R = TypeVar("_R", bound=Report)

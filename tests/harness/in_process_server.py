@@ -22,10 +22,9 @@ from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.control_socket import Server
 from pagetier.daemon.status.publisher import StatusPublisher
 from pagetier.shm.geometry import Geometry
-from pagetier.shm.message_codec import pack, read_answer
+from pagetier.shm.message_codec import Unpacker, pack, read_answer
 from pagetier.shm.protocol import BUILD, Answer, Attach, Check, Findings, Observe, Request, Welcome
 from pagetier.shm.segments import SegmentRequest, Segments, take
-from pagetier.shm.unpacker import Unpacker
 
 SMALL = Geometry(frame_bytes=4096, frames=64, entries=64, spaces=4)
 

@@ -10,9 +10,8 @@ from array import array
 from collections import deque
 from typing import Final
 
-from pagetier.shm.message_codec import pack
+from pagetier.shm.message_codec import Unpacker, pack
 from pagetier.shm.protocol import ProtocolError
-from pagetier.shm.unpacker import Unpacker
 from pagetier.tiers.worker_protocol import Command, Report, decode_command
 
 _CHUNK: Final = 1 << 20

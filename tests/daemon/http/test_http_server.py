@@ -25,8 +25,8 @@ from pagetier.daemon.http.http_server import _LASTING_S, HttpServer
 from pagetier.daemon.index.quotas import MOST_PREFETCHES, PrefetchQuota
 from pagetier.daemon.workers.supervisor import DISK_WORKER, FLEET_WORKER
 from pagetier.shm._core import KEY_BYTES
+from pagetier.shm.message_codec import Unpacker
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
-from pagetier.shm.unpacker import Unpacker
 from process_states import is_alive
 from running_daemon import RunningDaemon, namespace
 from virtual_time_loop import OwnTimeLoop

@@ -29,10 +29,9 @@ from pagetier.daemon.server.server_state import ServerState
 from pagetier.daemon.status.publisher import StatusPublisher
 from pagetier.shm._core import TierFlag
 from pagetier.shm.geometry import Geometry
-from pagetier.shm.message_codec import pack, read_answer, read_request
+from pagetier.shm.message_codec import Unpacker, pack, read_answer, read_request
 from pagetier.shm.protocol import BUILD, Attach, Detach, Fetch, HintPages, Observe, ProtocolError
 from pagetier.shm.segments import SegmentRequest, take
-from pagetier.shm.unpacker import Unpacker
 
 # A process that is preempted during a walk would delay the next one, and its response, by ten times as much.
 vars(scan_queue)["_LONG_S"] = math.inf
