@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from disk_stores import settings_of
 from one_host import (
     PAGE_TOKENS,
     REPORTS_FAILURES,
@@ -123,6 +124,19 @@ def test_answers_are_the_same_from_disk_after_a_restart(scenario: Scenario) -> N
     assert scenario.scene.daemon.stop() == 0
     scenario.scene.daemon.open()
     assert scenario.scene.attached(scenario.engine)
+    disk = scenario.tokens_from("disk")
+    assert scenario.matches_own_cache(ask_after_reset(scenario.engine, PROMPT))
+    assert scenario.tokens_from("disk") - disk == scenario.scene.hit()
+
+
+def test_answers_are_the_same_from_a_compressed_disk(scenario: Scenario) -> None:
+    """The next daemon finds all pages in memory, and begins an empty tier for them."""
+    scenario.scene.daemon.kill()
+    scenario.scene.daemon.open(*settings_of("compressed"))
+    assert scenario.scene.attached(scenario.engine)
+    assert scenario.matches_own_cache(ask_after_reset(scenario.engine, PROMPT))
+    scenario.scene.evict_to_disk()
+    assert scenario.scene.daemon.compresses
     disk = scenario.tokens_from("disk")
     assert scenario.matches_own_cache(ask_after_reset(scenario.engine, PROMPT))
     assert scenario.tokens_from("disk") - disk == scenario.scene.hit()

@@ -118,6 +118,12 @@ class DiskDaemon(RunningDaemon):
         os.kill(pid, number)
         return pid
 
+    @property
+    def compresses(self) -> bool:
+        """Whether the pages on disk take less room than their bytes, as the index counts it."""
+        header = self.header()
+        return header.disk_used_frames * header.frame_bytes < header.disk_bytes
+
     def data_files(self) -> list[Path]:
         """Returns the files that contain pages or say where they are."""
         return sorted(self.disk.glob("*/data.mdb")) + sorted(self.disk.glob("*/frames.*"))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from disk_daemon import DiskDaemon
+from disk_stores import settings_of
 
 
 def _running() -> Iterator[DiskDaemon]:
@@ -26,3 +27,10 @@ def daemon(shared_daemon: DiskDaemon) -> Iterator[DiskDaemon]:
     """Drops all pages after the test."""
     yield shared_daemon
     shared_daemon.drop_all_pages()
+
+
+@pytest.fixture(scope="module")
+def compressing() -> Iterator[DiskDaemon]:
+    """Runs such a daemon that compresses pages on disk."""
+    with DiskDaemon(1024, "256MiB", *settings_of("compressed")) as running:
+        yield running

@@ -114,12 +114,15 @@ def test_a_window_is_restored_where_only_its_pages_are_there(daemon: DiskDaemon)
         assert engine.restore(1, pages) == whole(spec, pages)
 
 
-@pytest.mark.parametrize("kind", ["mha", "swa", "mamba"])
-def test_pages_on_disk_are_read_for_the_next_lookup(daemon: DiskDaemon, kind: str) -> None:
-    spec = Spec(kind, 64, ranks=2)
+@pytest.mark.parametrize(
+    ("kind", "fixture"), [*((kind, "daemon") for kind in ("mha", "swa", "mamba")), ("mha", "compressing")]
+)
+def test_pages_on_disk_are_read_for_the_next_lookup(request: pytest.FixtureRequest, kind: str, fixture: str) -> None:
+    spec, daemon = Spec(kind, 128, heads=8, ranks=2), request.getfixturevalue(fixture)
     with SglangEngine(spec, daemon.socket) as engine:
         engine.insert(1, 4)
         daemon.save()
+        assert daemon.compresses == (fixture == "compressing")
         daemon.flush("memory")
         engine.reset()
         assert engine.restore(1, 4) == computed(spec)

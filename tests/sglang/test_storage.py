@@ -80,12 +80,15 @@ def test_a_prefix_without_its_window_is_not_restored(daemon: DiskDaemon) -> None
         assert engine.restore(1, 12) == whole(spec, 12)
 
 
-@pytest.mark.parametrize("kind", ["mha", "swa", "mamba"])
-def test_pages_come_from_disk(daemon: DiskDaemon, kind: str) -> None:
-    spec = Spec(kind, 64, ranks=2, layout="page_first")
+@pytest.mark.parametrize(
+    ("kind", "fixture"), [*((kind, "daemon") for kind in ("mha", "swa", "mamba")), ("mamba", "compressing")]
+)
+def test_pages_come_from_disk(request: pytest.FixtureRequest, kind: str, fixture: str) -> None:
+    spec, daemon = Spec(kind, 128, heads=8, ranks=2, layout="page_first"), request.getfixturevalue(fixture)
     with SglangEngine(spec, daemon.socket, timeout=30.0) as engine:
         engine.insert(1, 6)
         daemon.save()
+        assert daemon.compresses == (fixture == "compressing")
         daemon.flush("memory")
         engine.reset()
         assert engine.restore(1, 6) == whole(spec, 6)

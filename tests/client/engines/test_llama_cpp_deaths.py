@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("gguf")
 pytest.importorskip("xllamacpp")
 
-from disk_daemon import DiskDaemon, write_through
+from disk_daemon import write_through
 from disk_stores import StoreKind, settings_of
 from fleet_host import PATIENT, FleetHost
 from llama_driver import Model
@@ -25,12 +25,6 @@ pytest_plugins = ("llama_model",)
 
 PAGE = 64
 PROMPT = prompt_of(5 * PAGE + 3, seed=50)
-
-
-def compresses(daemon: DiskDaemon) -> bool:
-    """Returns whether pages on disk take less room than their bytes, as the index counts it."""
-    header = daemon.header()
-    return header.disk_used_frames * header.frame_bytes < header.disk_bytes
 
 
 def stored_by_a_process(model: Path, socket: Path, **params: Any) -> Answer:
@@ -90,7 +84,7 @@ def test_pages_are_loaded_from_disk_after_a_restart(model: Model, kind: StoreKin
     with write_through(*settings_of(kind), "--set", "arena.frame_size=4KiB") as daemon:
         assert stored_by_a_process(model.path, daemon.socket, n_ubatch=page) == Answer(0, expected)
         daemon.until_written()
-        assert compresses(daemon) == (kind == "compressed" and compresses_fast())
+        assert daemon.compresses == (kind == "compressed" and compresses_fast())
         daemon.stop()
         daemon.open()
         assert stored_by_a_process(model.path, daemon.socket, n_ubatch=page) == Answer(hit, expected)
