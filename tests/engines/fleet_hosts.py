@@ -27,12 +27,13 @@ class Hosts:
         name: The model.
         stack: Ends daemons and engines.
         flags: The fleet, as flags of the daemons.
+        first: Further flags of the first daemon.
     """
 
-    def __init__(self, name: str, stack: ExitStack, flags: Sequence[str]) -> None:
+    def __init__(self, name: str, stack: ExitStack, flags: Sequence[str], first: Sequence[str] = ()) -> None:
         self._stack = stack
         shared = (*flags, "--set", f"remote.timeout={LONG_S}s")
-        self.first = stack.enter_context(scene_of(name, *shared))
+        self.first = stack.enter_context(scene_of(name, *shared, *first))
         self._turns, asked = (
             stack.enter_context(Turns()),
             ("--set", "remote.write=never", "--set", f"remote.ask_timeout={ASK_S}s"),
