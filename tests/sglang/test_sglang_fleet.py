@@ -84,6 +84,14 @@ def test_the_linker_finds_all_buffers_of_another_host(hosts: tuple[FleetHost, Fl
     find_what_another_host_has_stored(hosts, spec)
 
 
+def test_the_linker_finds_what_another_host_has_compressed(tmp_path: Path) -> None:
+    """The first page of a host, at least, is compressed: it does not know yet how fast the store is."""
+    with ExitStack() as stack:
+        here, there = (FleetHost(f"file://{tmp_path}", stack, *PATIENT, arena="64MiB") for _ in range(2))
+        find_what_another_host_has_stored((here, there), Spec("mha", 128, heads=8))
+        assert 0 < here.report.stored_bytes < here.report.written_bytes
+
+
 def find_what_another_host_has_stored(hosts: tuple[FleetHost, FleetHost], spec: Spec) -> None:
     """Stores a prompt on the first host, and loads it on the second."""
     (here, there), pages = hosts, pages_of(spec)
