@@ -121,12 +121,9 @@ def stored_pages(environment: Environment, records: list[Record]) -> StoredPages
     largest, slot_bytes = min(environment.largest_page, _MOST_BYTES), environment.shape.frame_bytes
     valid = _core.stored_pages(records, environment.FORMAT, largest, slot_bytes)
     pages, there = np.frombuffer(valid, STORED_PAGE), environment.spaces
-    numbers = [
-        number
-        for number in np.unique(pages["space"]).tolist()
-        if number in there and file_format.makes_sense(there[number])
-    ]
-    known = np.isin(pages["space"], np.array(numbers, np.uint32))
-    pages = pages if known.all() else pages[known]
+    named = np.unique(pages["space"]).tolist()
+    numbers = [number for number in named if number in there and file_format.makes_sense(there[number])]
+    if len(numbers) < len(named):
+        pages = pages[np.isin(pages["space"], np.array(numbers, np.uint32))]
     pages["space"] = np.searchsorted(np.array(numbers, np.uint32), pages["space"])
     return StoredPages(pages.tobytes(), tuple(there[number] for number in numbers))

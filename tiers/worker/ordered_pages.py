@@ -61,7 +61,9 @@ class OrderedPages:
                 yield InventoryPart(pages, table, older + number * _PART)
                 table = ()
         histories = self._pages["history"].copy().view(_HISTORY)
-        by_depth: _Order = np.argsort(histories["depth"], kind="stable")
+        depths = histories["depth"]
+        short = depths.astype(np.min_scalar_type(depths.max(initial=0)))  # numpy sorts 16 bits in a seventh of the time
+        by_depth: _Order = np.argsort(short, kind="stable")
         for pages in self._parts_of(by_depth[histories["uses"][by_depth] > 0]):
             yield HistoryPart(pages)
 
@@ -75,7 +77,7 @@ class OrderedPages:
     def _parts_of(self, order: _Order) -> Iterator[bytes]:
         pages = self._pages.view(_BYTES)
         for first in range(0, len(order), _PART):
-            yield pages[order[first : first + _PART]].tobytes()
+            yield pages.take(order[first : first + _PART]).tobytes()
 
 
 def _renumbered(batch: StoredPages, numbers: dict[Space, int]) -> npt.NDArray[np.void]:
