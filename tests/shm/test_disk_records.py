@@ -220,6 +220,14 @@ def test_an_extent_beyond_32_bits_is_beyond_the_files() -> None:
     assert not owners.any()
 
 
+def test_more_slots_than_there_are_is_beyond_the_files() -> None:
+    """Or a record of 8 KB that names all slots a thousand times would be read for seconds."""
+    key, owners = bytes(KEY_BYTES), np.zeros(4, np.uint64)
+    twice = Header(0, 6 * SLOT, 1, bytes(16), (FrameExtent(0, 3),) * 2, NO_HISTORY, 7)
+    assert claim_slots([(key, pack_record(key, twice))], SLOT, owners) == ([key], [], 1, 0)
+    assert not owners.any()
+
+
 def test_a_checksum_alone_is_no_record() -> None:
     key, header = bytes(KEY_BYTES), pack_header(Header(0, 1, 1, bytes(16), ()))
     for value in (b"", bytes(CHECK_BYTES), check_of(key, b""), header, header + check_of(key, header)):

@@ -148,7 +148,8 @@ typedef struct {
 } pt_claim;
 
 /* Reads the claim of a record, over `slots` slots of which each has slot_bytes. BEYOND: it was written like that, and
- * names slots that the files do not have. */
+ * names slots that the files do not have. One that names more slots than there are names some of them twice: without
+ * the limit, its extents could be read for seconds. */
 static inline enum pt_claim_result pt_read_claim(const pt_disk_record *r, uint64_t slot_bytes, uint64_t slots,
                                                  pt_claim *claim)
 {
@@ -161,7 +162,7 @@ static inline enum pt_claim_result pt_read_claim(const pt_disk_record *r, uint64
     claim->slots = pt_read_extents(r->value + sizeof head, r->value_bytes - sizeof head - PT_CHECK_BYTES);
     if (claim->slots.frames != pt_slots_filled(head.coded ? head.coded : head.size, slot_bytes))
         return PT_CLAIM_WRONG;
-    return claim->slots.end <= slots ? PT_CLAIM_VALID : PT_CLAIM_BEYOND;
+    return claim->slots.end <= slots && claim->slots.frames <= slots ? PT_CLAIM_VALID : PT_CLAIM_BEYOND;
 }
 
 /* Returns the newest write that owns a slot of a valid claim, 0 if all are free. */
