@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -51,8 +51,17 @@ def table() -> list[str]:
     equal += [(one.title, one.state, _EQUAL if one.has_own_cache else _ALIKE) for one in MODELS.values()]
     copied = [(family, _states_of(family), _COPIED) for family in FAMILIES]
     refused = [(*REFUSED[name], f"refused: {_reason(name)}") for name in REFUSED]
-    rows = (" | ".join(row) for row in (("model", "state", "tested"), ("--",) * 3, *equal, *copied, *refused))
+    kinds = _by_kind([*equal, *copied, *refused])
+    rows = (" | ".join(row) for row in (("models", "state", "tested"), ("--",) * 3, *kinds))
     return [f"| {row} |" for row in rows]
+
+
+def _by_kind(rows: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, str, str]]:
+    """Yields one row for all models with the same state that were tested alike."""
+    models: dict[tuple[str, str], list[str]] = {}
+    for model, state, tested in rows:
+        models.setdefault((state, tested), []).append(model)
+    return ((", ".join(names), *kind) for kind, names in models.items())
 
 
 def _states_of(family: str) -> str:
