@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -177,6 +178,14 @@ def tokens_to_skip(match: Match, skip_tokens: object, page_tokens: int, units: i
     if units != page_tokens and number % page_tokens:
         raise ValueError(f"skip_tokens is {number}, but opaque rows are copied in whole pages of {page_tokens} tokens")
     return number
+
+
+def table_length(block_table: Any) -> int:
+    """Returns the number of blocks in a block table. Raises TypeError if it is no sequence."""
+    try:
+        return len(block_table)
+    except TypeError:
+        raise TypeError(f"a block table is a sequence of block IDs, not {type(block_table).__name__}") from None
 
 
 def why_nothing_loaded(match: Match, out: HostBuffers, start_page: int) -> Misuse | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pagetier.client.async_copy.copier import AsyncCopier
 from pagetier.client.async_copy.load_job import LoadHandle
 from pagetier.client.async_copy.store_job import StoreHandle
-from pagetier.client.destinations import reachable_pages, tokens_to_skip
+from pagetier.client.destinations import reachable_pages, table_length, tokens_to_skip
 from pagetier.client.hashing import Hashes, Tokens
 from pagetier.client.hints import Hint
 from pagetier.client.keys import Keys
@@ -258,7 +258,7 @@ class RegisteredCache:
         page, block = self.paged.page.tokens, self.paged.cache.block_tokens
         skip_tokens = tokens_to_skip(match, skip_tokens, self.page_tokens, page)
         start_page = skip_tokens // self.page_tokens
-        pages = max(0, min(reachable_pages(match), len(block_table) * block // page) - start_page)
+        pages = max(0, min(reachable_pages(match), table_length(block_table) * block // page) - start_page)
         first, end = start_page * page, (start_page + pages) * page
         skipped = min(skip_tokens - start_page * self.page_tokens, page - 1)
         return slot_map(

@@ -26,6 +26,7 @@ from collections import deque
 
 import numpy as np
 
+from pagetier.client.arguments import seconds_of
 from pagetier.client.async_copy.arena_pages import Chunk, Indices, bytes_of_pages, cut, located
 from pagetier.client.async_copy.job import CopyJob, Piece
 from pagetier.client.async_copy.store_resources import MemoryRequest, StoreResources
@@ -264,7 +265,7 @@ class StoreHandle:
         if self._job.foreign:
             refused = bytes([Outcome.REFUSED]) * len(self._job.result)
             return StoreResult(refused, "the store was started in another process")
-        if timeout > 0:
+        if seconds_of("timeout", timeout) > 0:
             self.begin()
         self._job.wait_until(lambda: self._job.decided, timeout)
         return self._job.result
@@ -283,7 +284,7 @@ class StoreHandle:
 
         A timeout above 0 begins a delayed store.
         """
-        if timeout > 0:
+        if seconds_of("timeout", timeout) > 0:
             self.begin()
         return self._job.ended or self._job.wait_until(lambda: self._job.ended, timeout)
 

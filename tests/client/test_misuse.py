@@ -56,6 +56,7 @@ def test_every_call_takes_a_number_of_seconds(client: Client, keys: Keys) -> Non
     on_device._on_gpu = True
     groups = registered_groups(client)
     with client.match(keys) as match, cache.match(range(64)) as pages, groups.match(range(64)) as of_groups:
+        stored = cache.async_store(range(64), [0, 1, 2, 3])
         calls: list[Callable[[Any], object]] = [
             lambda timeout: client.store(keys, [bytes(PAGE)] * 4, timeout=timeout),
             lambda timeout: client.load(match, [bytearray(PAGE)] * 4, timeout=timeout),
@@ -67,6 +68,8 @@ def test_every_call_takes_a_number_of_seconds(client: Client, keys: Keys) -> Non
             lambda timeout: cache.load(pages, [0, 1, 2, 3], timeout=timeout),
             lambda timeout: on_device.load(pages, on_device.slots_of([0], 1), 0, timeout),
             lambda timeout: groups.load(of_groups, [[0]], timeout=timeout),
+            stored.wait,
+            stored.wait_ended,
         ]
         for call in calls:
             with pytest.raises(TypeError, match=r"^timeout must be a number of seconds, not '1s'$"):
@@ -145,6 +148,8 @@ def test_tokens_beyond_the_prompt_cannot_be_skipped(client: Client) -> None:
                 load(match, [4, 5, 6, 7], skip_tokens="1")  # type: ignore[arg-type]
             with pytest.raises(TypeError, match=r"takes the Match that match\(\) returns, not NoneType"):
                 load(None, [4, 5, 6, 7])  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match="a block table is a sequence of block IDs, not NoneType"):
+                load(match, None)
 
 
 def test_other_calls_say_what_they_take(client: Client, keys: Keys) -> None:
