@@ -32,11 +32,15 @@ from pagetier.shm._core import Absence, AttachmentCounts, IndexHeader, Namespace
 _HEAD: Final = """\
 # Metrics
 
-This page is generated from the help texts of the metrics (`make man`); do not edit it.
+These are the daemon's metrics, generated from their help texts (`make man`); do not edit this page.
 [Monitoring](monitoring.md#prometheus) says how Prometheus gets them.
 
 Most counters run since the segments were made and continue over restarts of the daemon. Those "of
 this daemon" start with it. The daemon's own processor time, memory and files are in `process_*`.
+
+An engine has metrics of its own at its own address: vLLM's `vllm:pagetier_*`, such as
+`vllm:pagetier_stored_pages_total` and `vllm:pagetier_failed_loads_total`, are in
+[vllm.md](vllm.md#metrics-and-events).
 
 | metric | labels | meaning |
 | -- | -- | -- |
