@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
@@ -27,8 +27,7 @@ _NS = 1e9
 _UNKNOWN = "before the daemon's start"
 # The times of uses are nanoseconds since the boot, but pages that a daemon finds on disk get 1, 2, 3 and so on. No
 # daemon has served so early.
-_EARLIEST_USE_S: Final = 1.0
-_Row: TypeAlias = msgspec.Struct | Mapping[str, object]
+_EARLIEST_USE_NS: Final = 1_000_000_000
 
 
 class ListedNamespace(msgspec.Struct, frozen=True):
@@ -45,6 +44,17 @@ class ListedNamespace(msgspec.Struct, frozen=True):
     memory_bytes: int
     disk_pages: int
     disk_bytes: int
+    idle_seconds: float | None
+
+
+class ListedPrefix(msgspec.Struct, frozen=True):
+    """A prefix, as Prefix says. idle_seconds is None if nothing of it was used since the daemon found it on disk."""
+
+    key: str
+    pages: int
+    memory_pages: int
+    disk_pages: int
+    bytes: int
     idle_seconds: float | None
 
 
@@ -104,7 +114,7 @@ def _namespaces(observer: Observer, most: int) -> list[ListedNamespace]:
             memory_bytes=space.bytes,
             disk_pages=space.disk_pages,
             disk_bytes=space.disk_bytes,
-            idle_seconds=_known((clock.now_ns() - _used_ns(observer, space)) / _NS),
+            idle_seconds=_idle_seconds(_used_ns(observer, space)),
         )
         for space in spaces[:most]
     ]
@@ -124,9 +134,9 @@ def _used_ns(observer: Observer, space: NamespaceRecord) -> int:
     return int(np.frombuffer(observer.pages(space.number), dtype_of(LISTED_LAYOUT))["used_ns"].max(initial=0))
 
 
-def _known(idle_seconds: float) -> float | None:
+def _idle_seconds(used_ns: int) -> float | None:
     """Returns how long something has not been used; None if that began before the daemon."""
-    return round(max(0.0, idle_seconds), 3) if clock.now_ns() / _NS - idle_seconds > _EARLIEST_USE_S else None
+    return round(max(0.0, (clock.now_ns() - used_ns) / _NS), 3) if used_ns > _EARLIEST_USE_NS else None
 
 
 def _print_namespaces(found: Sequence[ListedNamespace], show: str | None, incomplete: str) -> None:
@@ -147,6 +157,17 @@ def _print_namespaces(found: Sequence[ListedNamespace], show: str | None, incomp
 
 
 def _print_prefixes(found: Sequence[Prefix], show: str | None, incomplete: str) -> None:
+    shown = [
+        ListedPrefix(
+            key=each.key,
+            pages=each.pages,
+            memory_pages=each.memory_pages,
+            disk_pages=each.disk_pages,
+            bytes=each.bytes,
+            idle_seconds=_idle_seconds(each.used_ns),
+        )
+        for each in found
+    ]
     rows = [
         (
             each.key[:16],
@@ -154,11 +175,10 @@ def _print_prefixes(found: Sequence[Prefix], show: str | None, incomplete: str) 
             format_size(each.bytes),
             f"{each.memory_pages:,}",
             f"{each.disk_pages:,}",
-            _ago(_known(each.idle_seconds)),
+            _ago(each.idle_seconds),
         )
-        for each in found
+        for each in shown
     ]
-    shown = [msgspec.structs.asdict(each) | {"idle_seconds": _known(each.idle_seconds)} for each in found]
     _print(shown, ("first page", "pages", "bytes", "in memory", "on disk", "last used"), rows, show, incomplete)
 
 
@@ -171,7 +191,7 @@ def _ago(seconds: float | None) -> str:
 
 
 def _print(
-    found: Sequence[_Row],
+    found: Sequence[msgspec.Struct],
     heads: Sequence[str],
     rows: Sequence[Sequence[str]],
     show: str | None,

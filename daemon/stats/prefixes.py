@@ -12,13 +12,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.shm import clock
 from pagetier.shm._core import LISTED_LAYOUT, NO_ENTRY, Observer, TierFlag
 from pagetier.shm.row_arrays import dtype_of
 
 _Rows: TypeAlias = npt.NDArray[np.void]
 _Groups: TypeAlias = npt.NDArray[np.int64]
-_NS: Final = 1e9
 
 
 class Prefix(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +28,7 @@ class Prefix(msgspec.Struct, frozen=True, kw_only=True):
         memory_pages: Pages in memory.
         disk_pages: Pages on disk, including those that are in memory too.
         bytes: Bytes of all pages, each counted once.
-        idle_seconds: The time since a page was last used.
+        used_ns: When a page was last used, or placed in the order of uses by the daemon that found it on disk.
     """
 
     key: str
@@ -38,7 +36,7 @@ class Prefix(msgspec.Struct, frozen=True, kw_only=True):
     memory_pages: int
     disk_pages: int
     bytes: int
-    idle_seconds: float
+    used_ns: int
 
 
 _LISTED: Final = dtype_of(LISTED_LAYOUT)
@@ -49,11 +47,10 @@ def largest_prefixes(observer: Observer, space: int, most: int) -> list[Prefix]:
     rows = np.frombuffer(observer.pages(space), _LISTED)
     if not len(rows):
         return []
-    now = clock.now_ns()
     roots = _roots(rows)
     _, groups = np.unique(_group_names(rows, roots), return_inverse=True)
     order = np.argsort(-np.bincount(groups, rows["size"]), kind="stable")[:most]
-    return [_prefix(rows, roots, groups == group, now) for group in order]
+    return [_prefix(rows, roots, groups == group) for group in order]
 
 
 def _roots(rows: _Rows) -> _Groups:
@@ -74,7 +71,7 @@ def _group_names(rows: _Rows, roots: _Groups) -> _Groups:
     return np.where(reservations > 0, reservations, -1 - roots)
 
 
-def _prefix(rows: _Rows, roots: _Groups, chosen: npt.NDArray[np.bool_], now: int) -> Prefix:
+def _prefix(rows: _Rows, roots: _Groups, chosen: npt.NDArray[np.bool_]) -> Prefix:
     pages = rows[chosen]
     firsts = rows[np.unique(roots[chosen])]
     first = firsts[np.argmax(firsts["used_ns"])]  # recency falls from the head of a prompt to its tail
@@ -84,5 +81,5 @@ def _prefix(rows: _Rows, roots: _Groups, chosen: npt.NDArray[np.bool_], now: int
         memory_pages=int(np.count_nonzero(pages["tiers"] & int(TierFlag.MEMORY))),
         disk_pages=int(np.count_nonzero(pages["tiers"] & int(TierFlag.DISK))),
         bytes=int(pages["size"].sum()),
-        idle_seconds=round(max(0.0, (now - int(pages["used_ns"].max())) / _NS), 3),
+        used_ns=int(pages["used_ns"].max()),
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +17,8 @@ from disk_daemon import FRAME, FRAMES, DiskDaemon, TroubledDaemon, write_through
 from fake_worker import impostor
 from other_users import ALICE, as_root, output_as
 from pagetier.client import Client
+from pagetier.daemon.cli import ls
+from pagetier.shm import clock
 from pagetier.shm.exit_codes import Exit
 from running_daemon import RunningDaemon, namespace
 
@@ -181,7 +185,7 @@ def test_a_disk_tier_that_is_not_open_is_not_called_empty(tmp_path: Path, monkey
         assert found.output == "the disk tier is being opened, so its pages are not listed yet\n"
 
 
-def test_the_last_use_of_pages_that_were_found_on_disk_is_not_known() -> None:
+def test_the_last_use_of_pages_that_were_found_on_disk_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """The index counts them as used in the first moments after the boot, and their namespace as used at the start."""
     unknown = "before the daemon's start"
     with DiskDaemon(FRAMES) as daemon:
@@ -190,11 +194,15 @@ def test_the_last_use_of_pages_that_were_found_on_disk_is_not_known() -> None:
         assert "ago" in daemon.pagetier("pages", "ls").output
         daemon.stop()
         daemon.open()
+        # However long the listing takes: two seconds between any two looks at the clock.
+        late = count(clock.now_ns(), 2_000_000_000).__next__
+        monkeypatch.setattr(ls, "clock", SimpleNamespace(now_ns=late))
         for words in ((), (ENGINES.name,)):
             (row,) = daemon.pagetier("pages", "ls", *words).output.splitlines()[1:]
             assert row.endswith(unknown), row
             (listed,) = json.loads(daemon.pagetier("pages", "ls", *words, "--json").output)
             assert listed["idle_seconds"] is None
+        monkeypatch.undo()
         with Engine(daemon) as engine:
             daemon.store_through(engine, range(2, 3))
         listed = json.loads(daemon.pagetier("pages", "ls", "--json").output)
