@@ -25,12 +25,16 @@ _GREETING_S = 5.0
 _ANSWER_S = 60.0
 _OPEN = 'and set access.socket_mode = "0666"'
 _REMEDIES: Final[Mapping[Rights, str]] = {
-    Rights.WATCH: f"to allow it, list the user in access.watch_users or its group in access.watch_groups, {_OPEN}",
+    Rights.WATCH: "to allow it, list the user in access.users or its group in access.groups if it runs engines, else,"
+    f" only to observe, in access.watch_users or access.watch_groups, {_OPEN}",
     Rights.ATTACH: f"to allow this command, list the user in access.users or its group in access.groups, {_OPEN}",
     Rights.MANAGE: "run this command as root or as the daemon's own user: no setting allows it to others",
 }
 _NOT_WATCHING: Final = "may not watch"  # a command that needs more is refused with the setting for watching only
-_TO_WATCH: Final = "list the user there and reload the daemon, or run this command as root or as the daemon's own user"
+_TO_WATCH: Final = (
+    "list the user there, or in access.users if it runs engines, and reload the daemon, or run this command as root or"
+    " as the daemon's own user"
+)
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Answer = TypeVar("_Answer", bound=Answer)
 
@@ -117,7 +121,8 @@ def _connect(path: Path, needs: Rights) -> tuple[Link, Observer, tuple[str, ...]
         return link, observe_and_close(greeting.descriptors), greeting.welcome.extras
     except (LinkError, ShmError, OSError) as error:
         link.close()
-        if _speaks_http(path):
+        # Only a daemon refuses, and it would log the probe as a wrong message of its own protocol.
+        if not isinstance(error, RefusedError) and _speaks_http(path):
             why = "it is a socket of the HTTP interface (http.listen, metrics.listen); name the control socket (socket)"
             raise Unreachable(f"cannot use the daemon on {path}: {why} with --socket") from error
         remedy = _TO_WATCH if needs is Rights.WATCH else _REMEDIES[needs]

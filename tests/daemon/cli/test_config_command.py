@@ -169,7 +169,15 @@ def test_a_command_that_needs_more_than_watching_names_the_setting_for_it(daemon
     assert "no setting allows it to others" in output_without_rights(daemon, "resize", "--disk-size", "1GiB")
     watched = output_without_rights(daemon, "stats")
     assert "may not watch: access.watch_users does not list it" in watched and "to allow this command" not in watched
-    assert "list the user there and reload the daemon, or run this command as root" in watched
+    assert "list the user there, or in access.users if it runs engines, and reload the daemon" in watched
+
+
+@as_root
+def test_a_command_that_is_refused_sends_no_other_message() -> None:
+    with RunningDaemon("16MiB", "64KiB", "--set", "access.socket_mode=0666") as own:
+        assert "may not watch" in output_without_rights(own, "stats")
+        refused = [line for line in own.log.read_text().splitlines() if "event=peer_refused" in line]
+    assert len(refused) == 1 and "may not watch" in refused[0], refused
 
 
 def test_no_page_can_be_stored_without_a_daemon(tmp_path: Path) -> None:
