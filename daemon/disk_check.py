@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Collection, Iterator
@@ -64,9 +65,22 @@ def _why_refused(folder: Path) -> str:
                 return f"{folder} is in use by another daemon: stop it, or set another disk.path"
             if read_state(folder) is None:
                 environments_there(folder)
+            _check_files(folder)
         except TierError as error:
             return str(error)
+        except PermissionError as error:
+            return f"{folder} cannot be used by the disk tier: {error.strerror}; {folder_remedy(folder)}"
     return ""
+
+
+def _check_files(folder: Path) -> None:
+    """Raises PermissionError for what a tier of another user, such as root, has left in a folder of this one."""
+    from pagetier.tiers.disk.file_system import OWNER, numbered_folders
+
+    for path in (folder / OWNER, *numbered_folders(folder)):
+        needed = os.R_OK | os.W_OK | (os.X_OK if path.is_dir() else 0)
+        if path.exists() and not os.access(path, needed):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def _is_locked(folder: Path) -> bool:

@@ -25,7 +25,11 @@ from refused_starts import AS_NOBODY, arguments, fill, pagetierd
 from running_daemon import RunningDaemon
 
 # Imported before the process becomes another user, which may be unable to read them.
-CHECK_AS_NOBODY = f"from pagetier.daemon import disk_check, sockets_check; {AS_NOBODY}"
+_LATE = (
+    "from pagetier.daemon import disk_check, sockets_check;"
+    " from pagetier.tiers.disk import file_system, recovery, store_folder"
+)
+CHECK_AS_NOBODY = f"{_LATE}; {AS_NOBODY}"
 
 
 def warnings(flags: dict[str, str]) -> str:
@@ -146,6 +150,24 @@ def test_a_disk_folder_that_this_user_may_not_write_to_is_a_warning_with_the_com
     assert checked.code == Exit.OK, checked.text
     assert f"warning: no disk tier: {place}/root/disk cannot be used; user 65534 may not write there" in checked.text
     assert f"install -d -m 700 -o 65534 {place}/root/disk" in checked.text
+
+
+@as_root
+@pytest.mark.parametrize("left", ["0", "owner"])
+def test_what_a_daemon_of_root_has_left_in_the_disk_folder_is_a_warning_with_the_command(left: str, name: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="pagetier-test-") as place:
+        disk = Path(place) / "disk"
+        Path(place).chmod(0o777)
+        disk.mkdir(mode=0o700)
+        os.chown(disk, 65534, 65534)
+        given = sets(f"name={name}", "arena.size=8MiB", f"socket={place}/s", f"disk.path={disk}", "disk.size=64MiB")
+        assert "warning" not in pagetierd(*given, "--check", code=CHECK_AS_NOBODY).text
+        make = (disk / left).mkdir if left == "0" else (disk / left).touch
+        make(mode=0o700)
+        checked = pagetierd(*given, "--check", code=CHECK_AS_NOBODY)
+    assert checked.code == Exit.OK, checked.text
+    denied = f"warning: no disk tier: {disk} cannot be used by the disk tier: Permission denied; user 65534 may not"
+    assert denied in checked.text and f"as root, run chown -R 65534 {disk}" in checked.text, checked.text
 
 
 def test_the_arena_of_a_daemon_that_runs_fits_however_little_memory_is_left(tmp_path: Path) -> None:
