@@ -63,17 +63,16 @@ class RunContext(msgspec.Struct, frozen=True):
 async def run(
     config: Config, segments: Segments, server: Server, signals: Reported, context: RunContext | None = None
 ) -> None:
-    """Serves until a signal arrives, or one that arrived earlier.
-
-    Raises PrefaultError if the arena cannot be populated.
-    """
+    """Serves until a signal arrives, or one that arrived earlier. Raises PrefaultError if populating fails."""
     life = _Life(config, segments, server, context or RunContext(Notifier({}), lambda _: config))
     signals.pass_to(life.leave, life.reload, asyncio.get_running_loop())
     try:
         await life.live()
         await life.write_out()
     finally:
-        life.end()
+        way = life.end()
+    # After an error at the start, that stands alone in the log.
+    log.info("stopped: %s", way.value, extra=event("stopped", way=way.name.lower()))
 
 
 class _Life:
@@ -165,7 +164,7 @@ class _Life:
             await self._service.disk.stop(self._config.disk.stop_timeout)
             point("run.written")
 
-    def end(self) -> None:
+    def end(self) -> StopRequest:
         """Leaves as the signal requested. After an error at the start, adopted pages stay."""
         self._notifier.stopping(self._stop_request.value, _LEAVING_S)
         # The socket is removed first: when the segments are released, the next daemon may create one of this name.
@@ -181,7 +180,7 @@ class _Life:
         else:
             self._segments.release()
         point("run.over")
-        log.info("stopped: %s", self._stop_request.value, extra=event("stopped", way=self._stop_request.name.lower()))
+        return self._stop_request
 
     async def _serve(self) -> Service:
         if self._config.arena.prefault == "lazy" or not self._segments.whole:

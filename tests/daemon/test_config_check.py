@@ -100,6 +100,7 @@ def test_a_check_fails_as_the_start_would(
     given = sets(*own, *(each.replace("DIR", str(tmp_path)).replace("PORT", str(port)) for each in settings))
     checked, started = pagetierd(*given, "--check"), pagetierd(*given)
     assert (checked.code, started.code) == (code, code), checked.text + started.text
+    assert "event=stopped" not in started.text, "it has never run"
     assert words.replace("DIR", str(tmp_path)) in checked.reported
     assert without_numbers(checked.reported) == without_numbers(started.reported)
 
