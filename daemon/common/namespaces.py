@@ -53,10 +53,10 @@ def means(wanted: str | None, label: str, digest: bytes) -> bool:
     """Returns whether `wanted` selects a namespace: by its label, its model, or at least 8 digits of its digest.
 
     None selects every namespace. A part of a model's name selects none, since models often share a prefix, but the name
-    of an organisation before it may be left out.
+    of an organisation before it may be left out, as engines do in labels: so it may also stand in `wanted` alone.
     """
     model = model_of(label)
-    if wanted is None or wanted in (label, model, model.rpartition("/")[2]):
+    if wanted is None or wanted in (label, model, model.rpartition("/")[2]) or wanted.rpartition("/")[2] == model:
         return True
     return len(wanted) >= _LEAST_DIGITS and digest.hex().startswith(wanted.lower())
 

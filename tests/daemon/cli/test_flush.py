@@ -105,14 +105,15 @@ def test_on_a_terminal_it_asks(daemon: RunningDaemon, client: Client) -> None:
 def test_a_text_selects_by_label_model_or_digest() -> None:
     digest = bytes.fromhex("1a2b3c4d" + "00" * 28)
     label = "Qwen3-0.6B 1a2b3c4d"
-    for text in (None, label, "Qwen3-0.6B", "1a2b3c4d", "1A2B3C4D00", digest.hex()):
+    for text in (None, label, "Qwen3-0.6B", "Qwen/Qwen3-0.6B", "1a2b3c4d", "1A2B3C4D00", digest.hex()):
         assert means(text, label, digest)
-    for text in ("Qwen3", "Qwen3-0.6B ", "1a2b3c4", "1a2b3c4e", "", "B 1a2b3c4d"):
+    for text in ("Qwen3", "Qwen3-0.6B/", "Qwen3-0.6B ", "1a2b3c4", "1a2b3c4e", "", "B 1a2b3c4d"):
         assert not means(text, label, digest)
     assert means("no-digest", "no-digest", digest)
     for text in ("Qwen/Qwen3-0.6B", "Qwen3-0.6B", "Qwen/Qwen3-0.6B 1a2b3c4d"):
         assert means(text, "Qwen/Qwen3-0.6B 1a2b3c4d", digest)
-    assert not means("Qwen", "Qwen/Qwen3-0.6B 1a2b3c4d", digest)
+    for text in ("Qwen", "other/Qwen3-0.6B"):
+        assert not means(text, "Qwen/Qwen3-0.6B 1a2b3c4d", digest)
 
 
 def test_control_characters_of_a_name_are_replaced() -> None:
