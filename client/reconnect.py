@@ -19,6 +19,7 @@ from pagetier.shm.daemon_link import Greeting, Link, LinkError, RefusedError
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Attach, Welcome
 from pagetier.shm.safe_event import SafeEvent
+from pagetier.shm.socket_path import open_remedy
 from pagetier.shm.timed_get import get_in_time
 
 log = logging.getLogger("pagetier.client")
@@ -170,7 +171,7 @@ class ReconnectThread:
 
     def _attach_and_listen(self) -> None:
         path = self._path()
-        link = Link(path, _ANSWER_S)
+        link = _connect(path)
         self._link = link  # set before _leaving is read: stop_soon() does the two in the opposite order
         if self._leaving:
             self._link = None
@@ -264,6 +265,16 @@ class ReconnectThread:
         if not self._leaving and (last is None or _differ(event, last)):
             self._listener.report(event)
         self._reported = event
+
+
+def _connect(path: Path) -> Link:
+    """Returns a connection. Raises LinkError, which says what to do if this user may not open the socket."""
+    try:
+        return Link(path, _ANSWER_S)
+    except LinkError as error:
+        if isinstance(error.__cause__, PermissionError):
+            raise LinkError(f"{error}: {open_remedy(path)}") from error
+        raise
 
 
 def log_event(event: LinkEvent) -> None:

@@ -57,6 +57,16 @@ def closed_folder(path: Path) -> Path | None:
     return next((folder for folder in folders if not os.access(folder, os.X_OK)), None)
 
 
+def open_remedy(path: Path) -> str:
+    """Returns what lets this user open the daemon's socket at a path, which the system has denied."""
+    if closed := closed_folder(path):
+        return f"this user may not enter {closed}: run this as root or as the daemon's own user"
+    return (
+        "this user may not open the daemon's socket; to allow it, list the user in access.users or its group in"
+        ' access.groups, and set access.socket_mode = "0666"'
+    )
+
+
 def _folder(environ: Mapping[str, str], run: Path) -> Path:
     system = run / "pagetier"
     if _usable(system):

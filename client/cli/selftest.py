@@ -21,7 +21,6 @@ from pagetier.shm import clock
 from pagetier.shm.clock import Deadline
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.protocol import BUILD, Flushed, Forget, Observe
-from pagetier.shm.socket_path import closed_folder
 from pagetier.shm.timed_get import get_in_time
 from pagetier.shm.units import format_size
 
@@ -29,10 +28,6 @@ _TIMEOUT_S: Final = 5.0
 _PAUSE_S: Final = 0.02
 _PAGE_BYTES: Final = 1 << 20
 _PAGE_TOKENS: Final = 16
-_TO_ALLOW: Final = (
-    "to allow it, list the user in access.users or its group in access.groups, and set access.socket_mode ="
-    ' "0666"; or run this command as the user of an engine that is allowed'
-)
 _TO_LIST: Final = "list the user there and reload the daemon, or run this command as the user of an engine"
 
 
@@ -70,13 +65,9 @@ def run_steps(socket: Path) -> Iterator[StepResult]:
             yield StepResult(step.__name__, f"{found} in {(time.perf_counter() - began) * 1e3:.2f} ms")
 
 
-def _remedy(detail: str, socket: Path) -> str:
-    """Returns what to do about a failed attachment."""
-    if "Permission denied" in detail and (closed := closed_folder(socket)):
-        return f": this user may not enter {closed}: run this command as root or as the daemon's own user"
-    if "Permission denied" in detail:
-        return f": this user may not open the daemon's socket; {_TO_ALLOW}"
-    return f"; {_TO_LIST}" if "access." in detail else ""
+def _remedy(detail: str) -> str:
+    """Returns what to do about a refused attachment; the client says it for a socket that cannot be opened."""
+    return f"; {_TO_LIST}" if "access." in detail and "Permission denied" not in detail else ""
 
 
 class SelfTest:
@@ -99,7 +90,7 @@ class SelfTest:
         except Empty:
             raise StepError(f"the daemon on {self._socket} does not answer") from None
         if link.state is not LinkState.ATTACHED:
-            raise StepError(f"{link.detail}{_remedy(link.detail, self._socket)}")
+            raise StepError(f"{link.detail}{_remedy(link.detail)}")
         if (session := self._client.session) is not None:
             session.count_apart()
         return "attached to the daemon"

@@ -153,7 +153,7 @@ def test_the_page_of_a_user_without_rights_says_what_grants_them(daemon: Running
     closed = Path(daemon.folder.name) / "closed"
     closed.mkdir(mode=0o700)
     (inside,) = written(output_without_rights(daemon, "doctor", "--write", socket=closed / "pagetier.sock"))
-    assert f"this user may not enter {closed}: run this command as root" in inside and "socket_mode" not in inside
+    assert f"this user may not enter {closed}: run this as root" in inside and "socket_mode" not in inside
     daemon.socket.chmod(0o666)
     (unlisted,) = written(output_without_rights(daemon, "doctor", "--write"))
     assert "user 65534 may not attach: access.users does not list it" in unlisted
