@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import Final
 
 from pagetier.client.engines.switch import SettingsOrigin
 from pagetier.client.reconnect import LinkEvent, LinkState
 from pagetier.shm._core import Session
 from pagetier.shm.protocol import DISK
 from pagetier.shm.units import format_size
+
+_NOTHING: Final = "nothing is cached"
 
 
 class AttachmentLog:
@@ -27,12 +30,14 @@ class AttachmentLog:
         self._event: LinkEvent | None = None
         self._describe: Callable[[LinkEvent], str] | None = None
         self._word = "attached"
+        self._maps_pages = False
 
     def on_link(self, event: LinkEvent) -> None:
         """Logs a change of the connection. An attachment is logged once its namespaces are known."""
         with self._lock:
             self._event = event
             if event.state is LinkState.ATTACHED:
+                self._maps_pages = True
                 self._log_attached()
             else:
                 self._log.warning("pagetier %s", self._consequence(event))
@@ -57,16 +62,17 @@ class AttachmentLog:
 
     def _consequence(self, event: LinkEvent) -> str:
         place, remark = self._origin.place, self._origin.remark
+        lacking = (
+            "nothing is stored, and only pages that are still mapped are loaded," if self._maps_pages else _NOTHING
+        )
         match event.state:
             case LinkState.LOST:
                 return f"lost its daemon: {event.detail}; nothing is stored until it is back"
             case LinkState.REJECTED:
-                return (
-                    f"is not attached: {event.detail}; nothing is cached until the daemon accepts this engine{remark}"
-                )
+                return f"is not attached: {event.detail}; {lacking} until the daemon accepts this engine{remark}"
             case _:
                 return (
-                    f"is not attached: {event.detail}; nothing is cached until a daemon answers: start pagetierd there,"
+                    f"is not attached: {event.detail}; {lacking} until a daemon answers: start pagetierd there,"
                     f' or set "socket" in {place}{remark}'
                 )
 

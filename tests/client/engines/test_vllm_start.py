@@ -292,6 +292,16 @@ def test_workers_log_only_that_they_are_rejected(caplog: pytest.LogCaptureFixtur
     assert lines_of(caplog) == ["pagetier is not attached: why; nothing is cached until the daemon accepts this engine"]
 
 
+def test_an_engine_that_was_attached_is_not_said_to_cache_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    written = AttachmentLog(log, SettingsOrigin("an option"))
+    for state in (LinkState.UNREACHABLE, LinkState.ATTACHED, LinkState.LOST, LinkState.UNREACHABLE, LinkState.REJECTED):
+        written.on_link(LinkEvent(state, "why"))
+    before, _, after, rejected = lines_of(caplog)
+    assert "; nothing is cached until a daemon answers" in before
+    still = "; nothing is stored, and only pages that are still mapped are loaded, until"
+    assert f"{still} a daemon answers: start pagetierd" in after and f"{still} the daemon accepts" in rejected
+
+
 def test_records_of_pagetiers_own_loggers_reach_vllms_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
