@@ -32,6 +32,7 @@ _OFF: Final = frozenset(("", "0", "off", "no", "false"))
 _ON: Final = frozenset(("1", "on", "yes", "true"))
 _SHORT: Final = {"mode": {"load": "load_only", "save": "save_only"}}
 _BARE: Final = re.compile(r"[\w=./:+-]+")
+_LISTED: Final = re.compile(r"[,;]\s*\w+=")
 _SHOWN: Final = 500
 _LOGGED_BY: Final = "_PAGETIER_LOGGED_BY"  # has the number of the process that logged that the variable has no effect
 _OWN: Final = "switch"  # the setting that records the variable's value; users do not set it
@@ -59,7 +60,10 @@ def settings_of(value: str, kind: type[msgspec.Struct]) -> dict[str, Any]:
     del types[_OWN]
     settings: dict[str, Any] = {}
     unknown, wrong = list[str](), list[str]()
-    for word in _words(value):
+    words = _words(value)
+    if why := _contradiction(words):
+        raise ValueError(why)
+    for word in words:
         name, equals, text = word.partition("=")
         if not equals and word.lower() in _ON:
             continue
@@ -82,6 +86,15 @@ def _unknown(words: Sequence[str], known: Iterable[str]) -> Iterator[str]:
         yield f"{' and '.join(words)} {verb} unknown: {use}"
 
 
+def _contradiction(words: Sequence[str]) -> str:
+    """Returns which word does not go with the others, or ""."""
+    names = [word.partition("=")[0].lower() for word in words]
+    if off := next((name for name in names if name in _OFF), ""):
+        return f'"{off}" turns it off, and has no settings beside it: leave out one of both'
+    twice = next((name for name in names if names.count(name) > 1), "")
+    return f'"{twice}" is there twice' if twice else ""
+
+
 def _words(value: str) -> list[str]:
     try:
         return shlex.split(value)
@@ -95,7 +108,8 @@ def _read(name: str, text: str, kind: Any) -> Any:
     try:
         return read(text)
     except ValueError as error:
-        raise ValueError(f"{name}={text}: {error}") from error
+        hint = "; separate settings by spaces" if _LISTED.search(text) else ""
+        raise ValueError(f"{name}={text}: {error}{hint}") from error
 
 
 def _one_of(name: str, kind: Any, text: str) -> str:
