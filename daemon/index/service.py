@@ -64,6 +64,7 @@ from pagetier.shm.protocol import (
 from pagetier.shm.segments import Segments
 from pagetier.shm.slot_locks import new_lock
 
+POPULATING = "its arena is being populated: try again in a moment"
 log = logging.getLogger(__name__)
 
 _U64 = 1 << 64
@@ -144,7 +145,7 @@ class Service:
     def attach(self, peer: Peer, request: Attach) -> Welcome | Refusal:
         """Attaches the peer's session in its previous slot or a new one, or returns why it is refused."""
         if not self._open:
-            return Refusal("its arena is being populated: try again in a moment")
+            return Refusal(POPULATING)
         if not PAGE_SERIALS.is_whole(request.serials):
             return Refusal(f"{len(request.serials)} bytes are not a whole number of serials")
         process, token, name = peer.process, request.token % _U64, printable(request.name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from pagetier.daemon.host.peer_credentials import Rights, caller_of, rights_of
 from pagetier.daemon.host.refusals import why_forbidden
@@ -12,7 +11,6 @@ from pagetier.daemon.server.greeting import Greeter, send_greeting_reply
 from pagetier.daemon.server.server_state import ServerState
 from pagetier.shm._core import HintKind
 from pagetier.shm.failpoints import point
-from pagetier.shm.log_format import event
 from pagetier.shm.message_codec import Unpacker, pack, read_request
 from pagetier.shm.protocol import (
     BUILD,
@@ -42,8 +40,6 @@ from pagetier.shm.protocol import (
     Save,
     Saved,
 )
-
-log = logging.getLogger(__name__)
 
 _WATCHER_LIMIT = 64 << 10  # bytes of a message from a peer that is not attached
 _SLICE_S = 0.002  # then the requests of other connections are handled
@@ -289,7 +285,5 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def _end(self, why: str) -> None:
-        facts = event("peer_refused", why=why)
-        throttle, uid = self._shared.throttle, self._caller.uid
-        throttle.log(logging.WARNING, uid, "connection of %s closed: %s", self._caller, why, extra=facts)
+        self._shared.log_end(self._caller, why)
         self._transport.close()

@@ -42,6 +42,7 @@ class Server:
         self._limits = ConnectionLimits()
         self._throttle = LogThrottle(log)
         self._buffer = memoryview(bytearray(_RECEIVED))
+        self._logged: set[str] = set()
         self._bound = BoundSocket(path, access.socket_mode, access.socket_group)
         self._log_locked_out(access)
         self._service: Service | None = None
@@ -62,7 +63,8 @@ class Server:
         return ConnectionAcceptor(self._bound.listener, lambda: Connection(self._state(service)))
 
     def _state(self, service: Service) -> ServerState:
-        return ServerState(service, self._access, self._limits, self._throttle, self._buffer, self._patience)
+        limits, throttle, buffer = self._limits, self._throttle, self._buffer
+        return ServerState(service, self._access, limits, throttle, buffer, self._patience, self._logged)
 
     def follow(self, access: AccessOptions, asked: AccessOptions) -> None:
         """Applies new access rules to new connections; existing ones stay.

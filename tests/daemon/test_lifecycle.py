@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import signal
@@ -120,13 +121,17 @@ def attached(config: Config) -> Welcome | Refusal:
 
 
 async def test_engines_wait_and_observers_do_not_while_a_fresh_arena_is_populated(
-    config: Config, slow: SlowPrefault
+    config: Config, slow: SlowPrefault, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     async with live(config, slow):
         assert await asyncio.to_thread(serves, config.socket)
         refusal = await asyncio.to_thread(attached, config)
         assert isinstance(refusal, Refusal)
         assert "being populated" in refusal.reason
+        assert isinstance(await asyncio.to_thread(attached, config), Refusal)
+        refused = [each for each in caplog.records if "being populated" in each.getMessage()]
+        assert [each.levelno for each in refused] == [logging.INFO], "two engines, or one that tries again"
         slow.may_end.set()
         assert await asyncio.to_thread(eventually, lambda: isinstance(attached(config), Welcome))
         send_signal(signal.SIGTERM)
