@@ -2,7 +2,8 @@
 
 Alone it remembers the last four prompts. With PAGETIER=1 it attaches to the daemon as the two halves of an engine do,
 and remembers all of them. Its own arguments: `--ends` ends it at once, `--never-ready` keeps it from being healthy,
-`--odd` makes answers with pagetier differ, `--child` starts a process that ignores all signals but SIGKILL.
+`--odd` makes answers with pagetier differ, as threads that are bound to cores do, `--child` starts a process that
+ignores all signals but SIGKILL.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pagetier.client import Client
 
 LONGEST = 4096
 CACHE_TOKENS = 1600
+BINDS_THREADS = os.environ.get("VLLM_CPU_OMP_THREADS_BIND") != "nobind"
 WITH_PAGETIER = os.environ.get("PAGETIER") == "1"
 _CHILD = "import signal, time; signal.signal(2, signal.SIG_IGN); signal.signal(15, signal.SIG_IGN); time.sleep(600)"
 _seen: deque[list[int]] = deque(maxlen=None if WITH_PAGETIER else 4)
@@ -51,7 +53,7 @@ class Handler(BaseHTTPRequestHandler):
         prompt, count = body["prompt"], body["max_tokens"]
         hits = hit_tokens(prompt)
         _seen.append(prompt)
-        odd = "--odd" in sys.argv and WITH_PAGETIER
+        odd = WITH_PAGETIER and ("--odd" in sys.argv or BINDS_THREADS)
         self._begin(200)
         for number in range(count):
             self._event({"choices": [{"text": "x", "token_ids": [sum(prompt) + number + odd]}]})

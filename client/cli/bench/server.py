@@ -25,6 +25,9 @@ _ANSWER_S: Final = 600.0
 _PROBE_S: Final = 5.0
 _OK: Final = 200
 _JSON: Final = {"Content-Type": "application/json"}
+# By default vLLM on a CPU keeps one more core free if it has a connector: the systems would compute on other cores, and
+# round differently.
+_SAME_CORES: Final = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 _REQUIRED: Final = ("--host", "--port", "--kv-transfer-config", "--kv-offloading-size", "--api-key", "--uds")
 _CACHE_CONFIG: Final = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 _LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
@@ -174,7 +177,7 @@ def serving(model: str, arguments: Sequence[str], environment: Mapping[str, str]
     Args:
         model: The model, as `vllm serve` takes it.
         arguments: Further arguments of vLLM.
-        environment: The variables of its environment.
+        environment: The variables of its environment. Unless they bind its threads to cores, none are bound.
         folder: A folder for its log and its sockets.
 
     Raises:
@@ -183,8 +186,8 @@ def serving(model: str, arguments: Sequence[str], environment: Mapping[str, str]
     port = _free_port()
     command = [str(vllm_program()), "serve", model, "--host", _HOST, "--port", str(port)]
     command += ["--enable-prompt-tokens-details", *arguments]
-    own = {"VLLM_RPC_BASE_PATH": str(folder)}  # vLLM leaves its sockets there
-    with Program(command, {**environment, **own}, folder / "vllm.log", signal.SIGINT, _STOP_S) as program:
+    variables = {**_SAME_CORES, **environment, "VLLM_RPC_BASE_PATH": str(folder)}  # vLLM leaves its sockets there
+    with Program(command, variables, folder / "vllm.log", signal.SIGINT, _STOP_S) as program:
         yield VllmServer(program, port)
 
 
