@@ -74,9 +74,10 @@ class CoreWaits:
         """Returns the nanoseconds of each thread since its start."""
         waits = {}
         for process in (*self._processes, *self._others()):
-            for thread in Path(f"/proc/{process}/task").glob("*/schedstat"):
-                with suppress(OSError):  # the thread has just ended
-                    waits[thread] = int(thread.read_text().split()[1])
+            with suppress(OSError):  # the process has just ended: Path.glob() may raise then, too
+                for thread in Path(f"/proc/{process}/task").iterdir():
+                    with suppress(OSError):  # the thread has just ended
+                        waits[thread] = int((thread / "schedstat").read_text().split()[1])
         return waits
 
 
