@@ -35,7 +35,8 @@ from pagetier.daemon.cli.doctor.host_checks import (
 from pagetier.daemon.cli.doctor.result import Level, Result, ok, problem
 from pagetier.daemon.cli.doctor.write_check import check_write
 from pagetier.daemon.config.cli_options import NonEmptyPath
-from pagetier.daemon.config.loader import FILE_VARIABLE, ConfigError, load
+from pagetier.daemon.config.live_settings import LiveSettings
+from pagetier.daemon.config.loader import FILE_VARIABLE, ConfigError, ConfigReader
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
@@ -83,7 +84,7 @@ def doctor(socket: Path | None, config: Path | None, report: Path | None, writes
     check = _check if named else _check_as_it_runs
     settings = _load(socket, config)
     results = []
-    for result in chain(check(settings, Host()), check_write(settings.socket) if writes else ()):
+    for result in chain(check(settings.config, Host()), check_write(settings.config.socket) if writes else ()):
         _show(result)
         results.append(result)
     if report is not None:
@@ -94,12 +95,14 @@ def doctor(socket: Path | None, config: Path | None, report: Path | None, writes
     sys.exit(Exit.WRONG if problems else Exit.OK)
 
 
-def _load(socket: Path | None, config: Path | None) -> Config:
-    flags = {"socket": str(socket.absolute()) if socket is not None else None}
+def _load(socket: Path | None, config: Path | None) -> LiveSettings:
+    reader = ConfigReader(config, os.environ, {"socket": str(socket.absolute()) if socket is not None else None})
     try:
-        return load(config, os.environ, flags)
+        settings = LiveSettings(reader.read())
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
+    settings.sources = reader.sources
+    return settings
 
 
 def _check_as_it_runs(config: Config, host: Host) -> Iterator[Result]:

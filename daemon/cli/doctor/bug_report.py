@@ -18,7 +18,6 @@ from pagetier import __version__
 from pagetier.daemon.cli.daemon_connection import Refused, Unreachable, daemon_at
 from pagetier.daemon.cli.doctor.result import Result
 from pagetier.daemon.config.live_settings import LiveSettings
-from pagetier.daemon.config.schema import Config
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm.protocol import BUILD, Describe, Description
 
@@ -32,9 +31,18 @@ passwords in URLs are ***. It names models, engines, paths, addresses and the ho
 """
 
 
-def write_report(path: Path, results: Sequence[Result], config: Config) -> None:
-    """Writes a new file that only this user may read. Raises ClickException if it exists or cannot be written."""
-    text = without_secrets("\n\n".join(_sections(results, config)), os.environ, _people())
+def write_report(path: Path, results: Sequence[Result], given: LiveSettings) -> None:
+    """Writes a new file that only this user may read.
+
+    Args:
+        path: The file.
+        results: The checks.
+        given: The settings that doctor was given. The report has them only if no daemon answers with its own.
+
+    Raises:
+        ClickException: The file exists or cannot be written.
+    """
+    text = without_secrets("\n\n".join(_sections(results, given)), os.environ, _people())
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -69,11 +77,11 @@ def without_secrets(text: str, environ: Mapping[str, str], people: Mapping[str, 
     return re.sub(r"/home/(?!\d+\b)[^/\s\"']+", "/home/***", text)
 
 
-def _sections(results: Sequence[Result], config: Config) -> Iterable[str]:
+def _sections(results: Sequence[Result], given: LiveSettings) -> Iterable[str]:
     yield _ABOUT.rstrip()
     yield _section("versions", [f"{BUILD}; Python {platform.python_version()}; {platform.platform()}", *_versions()])
     yield _section("checks", [f"{each.level.value:<8} {each.what}: {each.text}" for each in results])
-    yield from _state(config)
+    yield from _state(given)
 
 
 def _versions() -> Iterable[str]:
@@ -86,14 +94,14 @@ def _versions() -> Iterable[str]:
             continue
 
 
-def _state(config: Config) -> Iterable[str]:
+def _state(given: LiveSettings) -> Iterable[str]:
     """Yields the settings and statistics of the daemon that runs; if none does, the settings that one would have."""
     try:
-        with daemon_at(config.socket) as daemon:
+        with daemon_at(given.config.socket) as daemon:
             snapshot = take_snapshot(daemon.observer)
             settings = daemon.ask(Describe(1), Description).settings
     except (Unreachable, Refused) as error:
-        yield _settings(LiveSettings(config).described())
+        yield _settings(given.described())
         yield _section("statistics", [error.message])
     else:
         yield _settings(settings)

@@ -47,7 +47,10 @@ def test_without_a_daemon_the_settings_are_those_of_the_file(tmp_path: Path) -> 
     result = report_without_daemon(tmp_path, '[arena]\nsize = "2MiB"\nframe_size = "64KiB"\n')
     text = (tmp_path / "report").read_text()
     assert result.exit_code == Exit.WRONG
-    assert "arena.size = 2MiB" in text and "[statistics]\nno daemon: " in text
+    config = tmp_path / "pagetierd.toml"
+    assert f"arena.size = 2MiB  # {config}: arena.size\n" in text and "arena.prefault = populate  # default\n" in text
+    assert f"socket = {tmp_path}/s  # flag --socket\n" in text
+    assert "[statistics]\nno daemon: " in text
 
 
 def test_no_secret_reaches_a_report(tmp_path: Path) -> None:
