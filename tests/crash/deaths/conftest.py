@@ -15,6 +15,6 @@ __all__ = ["no_client_is_left"]
 
 @pytest.fixture
 def daemon() -> Iterator[RunningDaemon]:
-    """Yields a daemon with room for 64 pages."""
-    with RunningDaemon(str(64 * PAGE), str(PAGE)) as running:
+    """Yields a daemon with room for 64 pages. What a death releases is released by that: reservations last an hour."""
+    with RunningDaemon(str(64 * PAGE), str(PAGE), "--constant", "store.reservation_timeout=3600") as running:
         yield running

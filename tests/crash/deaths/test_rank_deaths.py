@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from child_process import ChildProcess, all_answers, attached
-from eventually import PATIENCE_S, Second, eventually
+from eventually import PATIENCE_S, eventually
 from keyed_pages import PAGE, assert_exact, found, pages_of, prompt, store
 from pagetier.client import Client
 from pagetier.client.adapters import Part, adopt
@@ -58,11 +58,11 @@ def test_a_rank_may_die_while_others_write_the_same_page(daemon: RunningDaemon, 
             all_answers(ranks[:1], None)
         all_answers(ranks[1:], None)
         ranks[0].kill()
-        assert Second(daemon).sees(lambda: daemon.header().doomed == 8)
+        assert eventually(lambda: daemon.header().doomed == 8)
         assert daemon.header().used_frames == 8, "the other ranks still write to the frames"
         all_answers(ranks[1:], None)
         assert all_answers(ranks[1:], None) == [0] * (RANKS - 1), "the other ranks learn that their page was dropped"
-        assert Second(daemon).sees(lambda: daemon.header().used_frames == 0)
+        assert eventually(lambda: daemon.header().used_frames == 0)
         assert found(reader, keys) == 0
         assert store(reader, keys).stored == 8
         assert found(reader, keys) == 8
@@ -109,7 +109,7 @@ def kill_all(ranks: list[ChildProcess]) -> None:
         rank.kill()
 
 
-def test_an_engine_of_eight_ranks_that_died_stores_its_prompt_within_a_second(daemon: RunningDaemon) -> None:
+def test_an_engine_of_eight_ranks_that_died_stores_its_prompt(daemon: RunningDaemon) -> None:
     """Its last rank had not begun: no page was complete, and the stored parts do not block a new store."""
     with ExitStack() as stack:
         reader = stack.enter_context(daemon.client())
@@ -117,11 +117,9 @@ def test_an_engine_of_eight_ranks_that_died_stores_its_prompt_within_a_second(da
         for index, rank in enumerate(dead[:-1]):
             assert rank.ask((1, index, 8)) == 8
         kill_all(dead)
-        second = Second(daemon, *(rank.pid for rank in restarted))
-        assert second.sees(lambda: restarted[0].ask((1, 0, 8)) == 8)
+        assert eventually(lambda: restarted[0].ask((1, 0, 8)) == 8)
         for index in range(1, 8):
             assert restarted[index].ask((1, index, 8)) == 8
-        assert not second.is_over
         assert found(reader, prompt(1)) == 8
 
 
@@ -132,12 +130,12 @@ def test_a_rank_that_joined_and_lives_keeps_the_page_until_it_dies(daemon: Runni
         for index, rank in enumerate((first, joined)):
             assert rank.ask((1, index, 4)) == 8 and rank.ask((2, index, 4)) == 8
         kill_all([first])
-        assert Second(daemon).sees(lambda: len(daemon.slots()) == 3)
+        assert eventually(lambda: len(daemon.slots()) == 3)
         assert daemon.header().used_frames == 16
         assert last.ask((1, 2, 4)) == 8 and last.ask((1, 3, 4)) == 8
         assert found(reader, prompt(1)) == 8
         kill_all([joined])
-        assert Second(daemon).sees(lambda: daemon.header().used_frames == 8), "only the complete page stays"
+        assert eventually(lambda: daemon.header().used_frames == 8), "only the complete page stays"
         assert found(reader, prompt(1)) == 8
 
 
@@ -149,10 +147,10 @@ def test_a_rank_that_detached_keeps_no_page(daemon: RunningDaemon) -> None:
         assert left.ask((1, 0, 2)) == 8 and left.ask((2, 0, 4)) == 8 and left.ask((3, 0, 2)) == 8
         assert joined.ask((2, 1, 4)) == 8
         assert left.ask(None) == "detached"
-        assert Second(daemon).sees(lambda: daemon.header().used_frames == 8), "no other rank has parts of two prompts"
+        assert eventually(lambda: daemon.header().used_frames == 8), "no other rank has parts of two prompts"
         next_ones = storing(stack, daemon, 1)
         kill_all([left, *next_ones])
-        assert Second(daemon).sees(lambda: len(daemon.slots()) == 2)
+        assert eventually(lambda: len(daemon.slots()) == 2)
         assert joined.ask((2, 2, 4)) == 8 and joined.ask((2, 3, 4)) == 8
         assert found(reader, prompt(2)) == 8
         assert joined.ask((1, 0, 2)) == 8 and joined.ask((1, 1, 2)) == 8, "it can be stored again at once"
@@ -172,7 +170,7 @@ def test_finished_parts_of_ranks_that_died_without_a_daemon_are_released(daemon:
         daemon.kill()
         kill_all([dead])
         daemon.start()
-        assert Second(daemon).sees(lambda: daemon.header().used_frames == 8)
+        assert eventually(lambda: daemon.header().used_frames == 8)
         assert eventually(lambda: store(reader, prompt(1)).stored == 8)
         assert found(reader, prompt(1)) == 8
 
@@ -231,7 +229,7 @@ def test_pages_of_a_dead_scheduler_are_exact_or_a_miss(daemon: RunningDaemon) ->
         scheduler.send(None)
         handovers.append(scheduler.ask(1))
         scheduler.kill()
-        assert Second(daemon).sees(lambda: not any(slot.pins for slot in daemon.slots()))
+        assert eventually(lambda: not any(slot.pins for slot in daemon.slots()))
         for number in range(100, 100 + FRAMES // 8 - 1):
             assert store(other, prompt(number)).stored == 8
         adopted = []
