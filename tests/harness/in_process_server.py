@@ -30,7 +30,7 @@ SMALL = Geometry(frame_bytes=4096, frames=64, entries=64, spaces=4)
 
 
 @contextmanager
-def serving(folder: Path, patience: float = 5.0, access: AccessOptions | None = None) -> Iterator[Path]:
+def serving(folder: Path) -> Iterator[Path]:
     """Serves small segments until the end of the block, and asserts that they are consistent then.
 
     Yields:
@@ -38,7 +38,7 @@ def serving(folder: Path, patience: float = 5.0, access: AccessOptions | None = 
     """
     path = folder / "pagetier.sock"
     segments = take(SegmentRequest(f"pagetier-test-{secrets.token_hex(6)}", SMALL, BUILD))
-    server = Server(path, access or AccessOptions(), patience)
+    server = Server(path, AccessOptions(), PATIENCE_S)
     ready, stop = threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
     live = _serve(segments, Config(socket=path), server, ready, stop)

@@ -11,7 +11,9 @@ import pytest
 
 from page_reservations import answer_rows
 from pagetier.daemon.common import loop_clock
+from pagetier.daemon.common.log_throttle import MINUTE_S
 from pagetier.daemon.config.remote_options import RemoteOptions
+from pagetier.daemon.fleet.fleet_health import FleetHealth
 from pagetier.daemon.fleet.fleet_tier import _OPENING_S, _PATIENCE, _SILENT_S, FleetTier
 from pagetier.daemon.reads.lower_tier_reads import LowerTierReads
 from pagetier.daemon.status.fleet_status import FleetStatus
@@ -119,3 +121,15 @@ async def test_why_there_is_no_fleet_is_logged_once_until_it_opens(
     lines = [record.message for record in caplog.records if "no fleet" in record.message]
     assert lines == [f"no fleet: {reason}; serving from this host only" for reason in (why, "another reason", why)]
     assert fleet.tier.report.trouble == why
+
+
+async def test_pages_that_are_given_up_are_counted_in_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    health = FleetHealth(lambda: None)
+    for pages in (0, 3, 3, 5):
+        health.report_given_up(pages, "full")
+    await loop_clock.pause(MINUTE_S)
+    health.report_given_up(5, "full")
+    assert [record.getMessage().partition(" and")[0] for record in caplog.records] == [
+        "3 pages have left memory",
+        "2 pages have left memory",
+    ]

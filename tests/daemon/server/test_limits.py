@@ -138,8 +138,11 @@ def test_messages_of_an_observer_are_limited(path: Path) -> None:
 
 
 def test_incomplete_messages_are_limited_over_all_connections_of_a_process(path: Path) -> None:
-    """A process that sends too much is disconnected; its other connections continue."""
-    request = pack(Fetch(1, bytes(KEY_BYTES * (REQUEST_LIMIT // 33)), 0.0))
+    """A process that sends too much is disconnected; its other connections continue.
+
+    The requests are as long as half a million keys, which would take a busy machine a minute each: these are rejected.
+    """
+    request = pack(Fetch(1, bytes(KEY_BYTES * (REQUEST_LIMIT // 33) + 1), 0.0))
     with ExitStack() as stack:
         other, *peers = [stack.enter_context(Peer(path)) for _ in range(2 + MOST_UNFINISHED // len(request))]
         for peer in (other, *peers):
