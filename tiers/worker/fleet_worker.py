@@ -37,6 +37,9 @@ from pagetier.tiers.worker_protocol import (
 log = logging.getLogger("pagetier.tier")
 
 READERS: Final = 8
+# A reader receives a page and then expands it, while others receive: a short read needs several of them, too. Two tasks
+# for each let all readers end at about the same time.
+READ_TASKS: Final = 2 * READERS
 WRITERS: Final = 2
 QUESTIONS: Final = 8  # at once: each may open 64 connections, and hung ones must leave calls to reads and writes
 SILENT_S: Final = 10.0
@@ -90,7 +93,7 @@ class FleetWorker:
             case Write():
                 self._submit(self._writers, partial(self._write, command))
             case Read():
-                for task in read_tasks(command):
+                for task in read_tasks(command, READ_TASKS):
                     self._submit(self._readers, partial(self._read, task))
             case Find():
                 self._find(command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import msgspec
 
@@ -12,8 +13,9 @@ from pagetier.tiers.base import Incoming, Outgoing
 from pagetier.tiers.worker.arena import WorkerArena
 from pagetier.tiers.worker_protocol import Read, Write
 
-_TASK_BYTES = 4 << 20
-_TASK_PAGES = 64
+_TASK_BYTES: Final = 4 << 20
+_TASK_PAGES: Final = 64
+_SHARED_BYTES: Final = 64 << 10  # less is not worth another thread and another report
 
 
 class ReadTask(msgspec.Struct, frozen=True):
@@ -30,13 +32,22 @@ class ReadTask(msgspec.Struct, frozen=True):
         return Incoming(page.key, page.size, memory.frames(page.entry), space)
 
 
-def read_tasks(command: Read) -> Iterator[ReadTask]:
-    """Splits a Read so that several threads share it and its first pages are ready soon."""
+def read_tasks(command: Read, tasks: int = 1) -> Iterator[ReadTask]:
+    """Splits a Read so that several threads share it and its first pages are ready soon.
+
+    Args:
+        command: The Read.
+        tasks: About how many tasks there are at least, unless its pages are small.
+
+    Yields:
+        Its tasks, in order.
+    """
     pages = tuple(PAGES_TO_READ.read(command.pages))
+    most = min(_TASK_BYTES, max(_SHARED_BYTES, sum(page.size for page in pages) // tasks))
     first = 0
     while first < len(pages):
         last, nbytes = first + 1, pages[first].size
-        while last < len(pages) and last - first < _TASK_PAGES and nbytes + pages[last].size <= _TASK_BYTES:
+        while last < len(pages) and last - first < _TASK_PAGES and nbytes + pages[last].size <= most:
             nbytes += pages[last].size
             last += 1
         yield ReadTask(command.number, first, pages[first:last], command.spaces)
