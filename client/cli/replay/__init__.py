@@ -77,7 +77,7 @@ def _check_together(options: dict[str, Any]) -> None:
     default=4096,
     show_default=True,
     callback=_whole_words,
-    help="Bytes of a page. Each block of the trace is one page.",
+    help="Bytes of a page.",
 )
 @click.option(
     "--block-tokens",
@@ -86,6 +86,14 @@ def _check_together(options: dict[str, Any]) -> None:
     default=512,
     show_default=True,
     help="Tokens of a block of the trace.",
+)
+@click.option(
+    "--page-blocks",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Blocks of the trace that form a page, as the small blocks of an engine do.",
 )
 @click.option("--requests", metavar="N", type=click.IntRange(min=1), help="Replay the first N requests only.")
 @click.option(
@@ -110,7 +118,7 @@ def replay(**options: Any) -> None:
 
     TRACE has one JSON object per line and may be compressed with gzip. The command reads "input_length", the tokens of
     the prompt, and "hash_ids", an ID for each block of the prompt that stands for the block and all before it. Only
-    full blocks are stored. --arena starts a private daemon; --live uses the running one, with the pages that it has.
+    full pages are stored. --arena starts a private daemon; --live uses the running one, with the pages that it has.
     """
     _check_together(options)
     from pagetier.client.cli.replay.run import ReplayArguments, main

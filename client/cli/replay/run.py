@@ -37,6 +37,7 @@ class ReplayArguments(msgspec.Struct, frozen=True, kw_only=True):
         disk_write: Its write policy; None for the default.
         page_bytes: The size of a page.
         block_tokens: Tokens of a block of the trace.
+        page_blocks: Blocks of the trace that form a page.
         requests: The number of requests; None for all.
         pace: The most requests a second; 0 for no limit.
         socket: The control socket of the running daemon; None for the default one.
@@ -51,6 +52,7 @@ class ReplayArguments(msgspec.Struct, frozen=True, kw_only=True):
     disk_write: str | None
     page_bytes: int
     block_tokens: int
+    page_blocks: int
     requests: int | None
     pace: int
     socket: Path | None
@@ -60,7 +62,7 @@ class ReplayArguments(msgspec.Struct, frozen=True, kw_only=True):
 def main(arguments: ReplayArguments) -> int:
     """Replays, prints the report and returns the exit code."""
     try:
-        trace = read_trace(arguments.trace, arguments.block_tokens, arguments.requests)
+        trace = read_trace(arguments.trace, arguments.block_tokens, arguments.requests, arguments.page_blocks)
     except (TraceError, OSError) as error:
         return _fail(error, Exit.USAGE)
     try:

@@ -68,10 +68,14 @@ class Trace(msgspec.Struct, frozen=True, eq=False):
         return f"<Trace {len(self)} requests, {len(self.ids)} blocks of {self.block_tokens} tokens>"
 
 
-def read_trace(path: Path, block_tokens: int, first: int | None = None) -> Trace:
-    """Returns the first `first` requests of the trace at `path`, or all.
+def read_trace(path: Path, block_tokens: int, first: int | None = None, page_blocks: int = 1) -> Trace:
+    """Returns the requests of a trace: a file of JSON lines, which may be compressed with gzip.
 
-    The file has JSON lines and may be compressed with gzip.
+    Args:
+        path: The file.
+        block_tokens: Tokens of a block in the file.
+        first: The number of requests to read, from the first one on; None for all.
+        page_blocks: Blocks in the file that form one block of the result. Its ID is that of the last of them.
 
     Raises:
         TraceError: The file is not a trace, has no request, or has blocks of another size.
@@ -82,14 +86,15 @@ def read_trace(path: Path, block_tokens: int, first: int | None = None) -> Trace
     for location, line in _lines(path):
         if len(requests) == first:
             break
-        requests.append(_full_blocks(line, block_tokens, location))
+        blocks = _full_blocks(line, block_tokens, location)
+        requests.append(blocks[page_blocks - 1 :: page_blocks])
         prompts.append(line.input_length)
     if not requests:
         raise TraceError(f"{path}: no request in it")
     flat = np.array([block for blocks in requests for block in blocks], dtype=np.int64)
     ids, numbers = np.unique(flat, return_inverse=True)
     ends = np.cumsum([len(blocks) for blocks in requests], dtype=np.int64)
-    return Trace(block_tokens, ids, numbers, ends, np.array(prompts, dtype=np.int64))
+    return Trace(block_tokens * page_blocks, ids, numbers, ends, np.array(prompts, dtype=np.int64))
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Line]]:

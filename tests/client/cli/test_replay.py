@@ -179,6 +179,7 @@ def arguments_for(trace: Path) -> ReplayArguments:
         disk_write=None,
         page_bytes=PAGE,
         block_tokens=BLOCK,
+        page_blocks=1,
         requests=None,
         pace=0,
         socket=None,
