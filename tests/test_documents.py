@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pagetier.kernels.config.copy_settings import CopySettings, Thresholds
 from pagetier.kernels.layout.named_layouts import LAYOUT_NAMES
 
 ROOT = Path(__file__).parents[1]
@@ -96,9 +95,5 @@ def first_cells(page: str, heading: str) -> list[str]:
     ]
 
 
-def test_the_tables_of_layouts_and_copy_settings_are_complete() -> None:
+def test_the_table_of_layouts_is_complete() -> None:
     assert first_cells("api.md", "Layouts") == ["layout", *LAYOUT_NAMES]
-    tables = ("stores", "loads")
-    plain = [name for name in CopySettings.__struct_fields__ if name not in tables]
-    found = [name.strip("[]") for name in first_cells("api.md", "Copy settings")]
-    assert sorted(set(found)) == sorted([*plain, *tables, *Thresholds.__struct_fields__])

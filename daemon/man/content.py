@@ -15,6 +15,7 @@ from pagetier.daemon.config.live_settings import AT_ONCE
 from pagetier.daemon.main import main as pagetierd
 from pagetier.daemon.man.commands import bench_command, commands_page, help_of, write_commands, write_options
 from pagetier.daemon.man.configuration_page import configuration_page
+from pagetier.daemon.man.engine_settings import engine_settings_page
 from pagetier.daemon.man.metrics_reference import metrics_reference
 from pagetier.daemon.man.roff import Roff
 from pagetier.shm.exit_codes import Exit
@@ -168,5 +169,6 @@ def documents() -> dict[str, str]:
     return pages | {
         "commands.md": commands_page(),
         "configuration.md": configuration_page(),
+        "engine-settings.md": engine_settings_page(),
         "metrics.md": metrics_reference(),
     }

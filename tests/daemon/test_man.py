@@ -6,14 +6,18 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from pagetier.client.engines.sglang.engine.settings import LinkerSettings, StorageSettings
+from pagetier.client.engines.vllm.settings import ConnectorSettings
 from pagetier.daemon.cli import COMMANDS
 from pagetier.daemon.cli.pages import PAGE_COMMANDS
 from pagetier.daemon.config.fields import fields
 from pagetier.daemon.man.content import documents, manual
 from pagetier.daemon.man.markdown import Markdown
 from pagetier.daemon.man.roff import Roff
+from pagetier.kernels.config.copy_settings import CopySettings, Thresholds
 from pagetier.shm.exit_codes import Exit
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -72,6 +76,14 @@ def test_every_command_is_on_the_page_of_commands() -> None:
         assert f"\n### pagetier {name} " in page and f"\n| `{name}` | " in page
     for name in PAGE_COMMANDS:
         assert f"\n### pagetier pages {name} " in page
+
+
+@pytest.mark.parametrize("struct", [ConnectorSettings, LinkerSettings, StorageSettings, CopySettings])
+def test_every_setting_of_an_engine_is_on_their_page(struct: type[msgspec.Struct]) -> None:
+    page = documents()["engine-settings.md"]
+    missing = [name for name in struct.__struct_fields__ if f"\n| `{name}` | " not in page]
+    assert missing == [name for name in struct.__struct_fields__ if name == "switch"], "write it below Attributes:"
+    assert all(f"`{name}` " in page for name in Thresholds.__struct_fields__)
 
 
 def test_lines_break_outside_of_code_and_cells_are_escaped() -> None:
