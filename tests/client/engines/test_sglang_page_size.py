@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -107,7 +108,8 @@ def test_the_page_of_sglang_has_the_table(name: str) -> None:
     (row,) = (line for line in _PAGE.read_text().splitlines() if line.startswith(f"| {name} |") and " tokens, " in line)
     before, after = fill_of(groups, 1), fill_of(groups, tokens)
     assert f"| {tokens} tokens, " in row
-    assert row.endswith(f"| {after:.0%} | {before:.0%} |".replace("%", " %")), row
+    memory = math.ceil(1_000_000 * sum(group.nbytes for group in groups) / after / (1 << 30))
+    assert f"| {after:.0%} | {before:.0%} | {memory} GiB".replace("%", " %") in row
 
 
 def test_models_in_one_arena_fill_it() -> None:
