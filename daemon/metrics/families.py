@@ -117,11 +117,12 @@ def _tiers(sample: Sample) -> Iterator[Metric]:
     frames = {MEMORY: header.frames, DISK: header.disk_frames or work.report.room_frames}
     about = "Bytes of the frames that fit under a tier's cap; on disk headers and trees take the rest."
     yield gauges("tier_room_bytes", about, ["tier"], {tier: count * frame for tier, count in frames.items()})
+    in_memory, on_disk = (header.used_frames, header.pages), (header.disk_used_frames, header.disk_pages)
     fitting = {
-        MEMORY: pages_that_fit(frames[MEMORY], header.used_frames, header.pages),
-        DISK: pages_that_fit(frames[DISK], header.disk_used_frames, header.disk_pages),
+        MEMORY: pages_that_fit(frames[MEMORY], in_memory, on_disk),
+        DISK: pages_that_fit(frames[DISK], on_disk, in_memory),
     }
-    about = "Pages that fit into a tier, if further ones are as large as those in it; in an empty one a frame each."
+    about = "Pages that fit into a tier, if further ones are as large as those in it or, if it is empty, in the other."
     yield gauges("tier_room_pages", about, ["tier"], fitting)
     pages = {
         (MEMORY, "readable"): max(0, header.pages - header.open_entries),

@@ -12,15 +12,16 @@ _LEAST_FILL: Final = 0.75
 _EMPTIES: Final = "a restart with it empties memory and the disk tier"
 
 
-def pages_that_fit(frames: int, used_frames: int, pages: int) -> int:
+def pages_that_fit(frames: int, own: tuple[int, int], other: tuple[int, int]) -> int:
     """Returns for how many pages there is room in all of a tier.
 
     Args:
         frames: Frames for which the tier has room.
-        used_frames: Frames in use.
-        pages: Pages in these frames. Further ones count with as many frames; in an empty tier a page takes one frame.
+        own: Its frames in use, and the pages in them. Further pages count with as many frames.
+        other: Those of another tier, whose pages count if this one has none. If both are empty, a page takes one frame.
     """
-    return max(pages, frames * pages // used_frames) if used_frames and pages else frames
+    used_frames, pages = next(filter(all, (own, other)), (1, 1))
+    return max(own[1], frames * pages // used_frames)
 
 
 def compression_text(nbytes: int, stored_bytes: int) -> str:

@@ -25,7 +25,8 @@ class PageTier(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         cap: Bytes that the tier may use; 0 if this daemon has no such tier.
         room: Bytes of the frames that fit under the cap. On disk headers and trees take the rest.
-        room_pages: Pages that fit, if further ones are as large as those in the tier; in an empty one of a frame each.
+        room_pages: Pages that fit, if further ones are as large as those in the tier; in an empty one as in the other
+            one, or if that is empty too of a frame each.
         used: Bytes in use, in whole frames; fewer than `bytes` if the pages are compressed.
         pages: Pages in the tier, including those that are being written.
         hits: Memory: pages that the first match of a request found. Disk: pages that were read in time.

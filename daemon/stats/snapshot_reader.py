@@ -81,11 +81,16 @@ def _daemon(header: IndexHeader, status: DaemonStatus) -> DaemonStats:
     )
 
 
+def _taken(header: IndexHeader) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Returns the frames in use and the pages in them, of memory and of the disk."""
+    return (header.used_frames, header.pages), (header.disk_used_frames, header.disk_pages)
+
+
 def _memory(header: IndexHeader, counts: AttachmentCounts) -> PageTier:
     return PageTier(
         cap=header.arena_bytes,
         room=header.arena_bytes,
-        room_pages=pages_that_fit(header.frames, header.used_frames, header.pages),
+        room_pages=pages_that_fit(header.frames, *_taken(header)),
         used=header.used_frames * header.frame_bytes,
         pages=header.pages,
         bytes=header.bytes,
@@ -104,7 +109,7 @@ def _disk(header: IndexHeader, report: DiskReport) -> PageTier:
     return PageTier(
         cap=report.cap,
         room=frames * header.frame_bytes,
-        room_pages=pages_that_fit(frames, header.disk_used_frames, header.disk_pages),
+        room_pages=pages_that_fit(frames, *reversed(_taken(header))),
         used=header.disk_used_frames * header.frame_bytes,
         pages=header.disk_pages,
         bytes=header.disk_bytes,

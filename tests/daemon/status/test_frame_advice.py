@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pagetier.daemon.stats.frame_advice import frame_advice
+from pagetier.daemon.stats.frame_advice import frame_advice, pages_that_fit
 from pagetier.shm._core import LEAST_FRAME_BYTES
 from pagetier.shm.units import spell_size
 
@@ -56,3 +56,13 @@ def test_the_named_frames_are_better(frame_bytes: int) -> None:
 
 def test_the_least_frames_have_no_better_ones() -> None:
     assert not advice(100, LEAST_FRAME_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "fit"),
+    [((32, 2), (8, 8), 64), ((0, 0), (32, 2), 64), ((0, 0), (0, 0), 1024), ((2048, 1200), (0, 0), 1200)],
+)
+def test_an_empty_tier_fits_pages_as_large_as_those_of_the_other(
+    own: tuple[int, int], other: tuple[int, int], fit: int
+) -> None:
+    assert pages_that_fit(1024, own, other) == fit
