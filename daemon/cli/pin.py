@@ -13,6 +13,7 @@ import msgspec
 from pagetier.daemon.cli.config import config_of
 from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option
 from pagetier.daemon.cli.page_arguments import BATCH_PAGES, chosen_spaces, keys_file_option, keys_in
+from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.peer_credentials import Rights
 from pagetier.shm._core import HintKind
 from pagetier.shm.page_rows import PAGE_KEYS
@@ -61,9 +62,9 @@ def pin(socket: Path, namespace: str | None, file: IO[bytes] | None, show: str |
     Exit codes: 0: all pages are pinned; 1: some are not (the message says how many), or no such namespace; 2: invalid
     usage; 3: no daemon.
     """
-    outcome = _send(socket, namespace, file, HintKind.KEEP)
+    outcome, limit = _send(socket, namespace, file, HintKind.KEEP)
     _print(outcome, show, f"{counted(outcome.applied, 'page')} pinned")
-    _expect_all(outcome)
+    _expect_all(outcome, limit if file is None else f"not in memory, of another namespace, or {limit}")
 
 
 @click.command()
@@ -76,22 +77,20 @@ def unpin(socket: Path, namespace: str | None, file: IO[bytes] | None, show: str
     Exit codes: 0: done; 1: no such namespace, or evict.policy is "lru" (the message says which); 2: invalid usage; 3:
     no daemon.
     """
-    outcome = _send(socket, namespace, file, HintKind.UNKEEP)
+    outcome, _ = _send(socket, namespace, file, HintKind.UNKEEP)
     _print(outcome, show, f"{counted(outcome.applied, 'page')} not pinned now")
 
 
-def _expect_all(outcome: PinOutcome) -> None:
+def _expect_all(outcome: PinOutcome, why: str) -> None:
     if missing := outcome.pages - outcome.applied:
-        raise click.ClickException(
-            f"{counted(missing, 'page')} not pinned: not in memory, of another namespace, or beyond evict.keep_share"
-        )
+        raise click.ClickException(f"{counted(missing, 'page')} not pinned: {why}")
 
 
-def _send(socket: Path, namespace: str | None, file: IO[bytes] | None, kind: HintKind) -> PinOutcome:
+def _send(socket: Path, namespace: str | None, file: IO[bytes] | None, kind: HintKind) -> tuple[PinOutcome, str]:
     """Sends the request.
 
     Returns:
-        Its outcome.
+        Its outcome, and the limit of what is kept, as text.
 
     Raises:
         click.UsageError: Neither a namespace nor a file is given, or a line of the file is no key.
@@ -101,7 +100,7 @@ def _send(socket: Path, namespace: str | None, file: IO[bytes] | None, kind: Hin
         raise click.UsageError("give --namespace, --keys-file or both")
     keys = b"" if file is None else keys_in(file)
     with daemon_at(socket, Rights.ATTACH) as daemon:
-        _check(daemon, namespace)
+        limit = _limit(daemon, _check(daemon, namespace))
         parts = list(PAGE_KEYS.batches(keys, BATCH_PAGES)) if file is not None else [b""]
         answers = [
             daemon.ask(HintPages(number, part, kind, math.inf, namespace), PagesHinted)
@@ -111,15 +110,24 @@ def _send(socket: Path, namespace: str | None, file: IO[bytes] | None, kind: Hin
         if answer.trouble:
             raise click.ClickException(answer.trouble)
     pages, applied = sum(answer.pages for answer in answers), sum(answer.applied for answer in answers)
-    return PinOutcome(pages, applied, answers[-1].kept_bytes if answers else 0)
+    return PinOutcome(pages, applied, answers[-1].kept_bytes if answers else 0), limit
 
 
-def _check(daemon: Daemon, namespace: str | None) -> None:
+def _limit(daemon: Daemon, config: Config) -> str:
+    size = daemon.observer.header().arena_bytes
+    most = format_size(int(size * config.evict.keep_share))
+    return f"beyond evict.keep_share ({most} of {format_size(size)})"
+
+
+def _check(daemon: Daemon, namespace: str | None) -> Config:
+    """Returns the daemon's settings. Raises ClickException: nothing can be pinned."""
     if HINTS not in daemon.extras:
         raise click.ClickException("this daemon is of an earlier version, which keeps no pages: restart it")
-    if config_of(daemon).evict.policy == "lru":
+    config = config_of(daemon)
+    if config.evict.policy == "lru":
         raise click.ClickException(_LRU)
     chosen_spaces(daemon.observer, namespace)
+    return config
 
 
 def _print(outcome: PinOutcome, show: str | None, text: str) -> None:

@@ -35,11 +35,11 @@ class HintReport(msgspec.Struct, frozen=True, kw_only=True):
         """What hints named and what is kept by request; "" without hints."""
         if not self.pages and not self.wrong:
             return ""
-        ignored = [
-            f"{number:,} {what}"
-            for number, what in ((self.absent, "absent"), (self.without_effect, "without effect: evict.policy is lru"))
-            if number
-        ]
+        counts = (
+            (self.absent, "absent or beyond evict.keep_share"),
+            (self.without_effect, "without effect: evict.policy is lru"),
+        )
+        ignored = [f"{number:,} {what}" for number, what in counts if number]
         wrong = f"; {counted(self.wrong, 'invalid hint')}" if self.wrong else ""
         named = ", ".join([f"Hints: {counted(self.pages, 'page')}", *ignored])
         return f"{named}{wrong}; {format_size(self.kept_bytes)} kept in memory by request"

@@ -65,6 +65,18 @@ def test_pages_that_are_not_in_memory_are_not_pinned(daemon: RunningDaemon, file
     assert "10 pages pinned" in done.output and "1 page not pinned" in done.output
 
 
+def test_pages_beyond_the_share_are_not_pinned_and_the_limit_is_named(file: Path) -> None:
+    with RunningDaemon("1MiB", "64KiB", "--set", "evict.keep_share=0.25") as daemon, daemon.client() as client:
+        client.store(SPACE.keys(range(10 * SPACE.page_tokens)), [bytes(100)] * 10)
+        by_name = daemon.pagetier("pages", "pin", "--namespace", SPACE.digest.hex())
+        by_key = daemon.pagetier("pages", "pin", "--keys-file", str(file))
+        assert eventually(lambda: "absent or beyond evict.keep_share" in words(daemon.pagetier("stats").output))
+    limit = "beyond evict.keep_share (256.0 KiB of 1.0 MiB)"
+    assert by_name.exit_code == by_key.exit_code == Exit.WRONG
+    assert f"6 pages not pinned: {limit}" in words(by_name.output)
+    assert f"not pinned: not in memory, of another namespace, or {limit}" in words(by_key.output)
+
+
 def test_an_operator_unpins_what_engines_keep(daemon: RunningDaemon, client: Client, file: Path) -> None:
     client.hint(SPACE.keys(range(10 * SPACE.page_tokens)), Hint.keep())
     assert json.loads(daemon.pagetier("pages", "unpin", "--keys-file", str(file), "--json").output)["kept_bytes"] == 0
