@@ -210,9 +210,15 @@ def _take(settings: Config, leftovers: Leftovers, keep_while: Path | None) -> Se
         return open_segments(settings, leftovers)
     except UnfitError as error:
         if keep_while is None or keep_while.exists():
-            raise
+            raise UnfitError(f"{error}{_way_to_keep(settings)}") from error
         log.warning("%s: discarded, since the service was stopped", error, extra=event("leftovers_dropped"))
         return open_segments(settings, Leftovers.DISCARD)
+
+
+def _way_to_keep(settings: Config) -> str:
+    from pagetier.daemon.segments_check import way_to_keep  # a start that succeeds does not pay for it
+
+    return way_to_keep(settings)
 
 
 def open_segments(settings: Config, leftovers: Leftovers = Leftovers.ADOPT) -> Segments:

@@ -155,6 +155,15 @@ def _differences(have: Geometry, config: Config) -> tuple[str, str]:
     return ", ".join(one for one, _ in differ), ", ".join(two for _, two in differ)
 
 
+def way_to_keep(config: Config) -> str:
+    """Returns how the pages that make a start fail get to disk; "" if they cannot, or if that is not why it fails."""
+    try:
+        found = find_index(config.name)
+    except (ShmError, OSError):
+        return ""
+    return _way_to_keep(config, found) if found is not None and _refusal(config, found) else ""
+
+
 def _way_to_keep(config: Config, found: FoundIndex) -> str:
     """Returns how the pages that are in memory only get to disk; "" if they cannot."""
     if not config.disk.size or found.damage or not found.head.ours:
