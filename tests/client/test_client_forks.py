@@ -20,6 +20,7 @@ import os, signal, sys, threading
 sys.path.insert(0, sys.argv[1])
 import numpy as np
 from copying_engine import CopyingEngine, slots_of
+from eventually import PATIENCE_S
 from pagetier.client import Client, FullAttention, Namespace
 from pagetier.client.adapters import Blocks, GroupKeys, adopt, reserve_async
 
@@ -31,8 +32,8 @@ PAGES = np.ones((10, 1000), np.uint8)
 def keys(prompt):
     return space.keys(range(prompt << 16, (prompt << 16) + 160))
 
-client = Client(sys.argv[2], timeout=30)
-assert client.wait_attached(30)
+client = Client(sys.argv[2], timeout=PATIENCE_S)
+assert client.wait_attached(PATIENCE_S)
 engine = CopyingEngine(client, 1)
 blocks = Blocks(engine.paged, slots_of(2))
 
@@ -76,9 +77,9 @@ def prefetch():
 
 def copy():
     store = engine.copier.store(engine.keys(2, 2), slots_of(2))
-    store.wait(10)
+    store.wait(PATIENCE_S)
     load = engine.load(engine.keys(2, 2), slots_of(2))
-    load.wait(3, 10)
+    load.wait(3, PATIENCE_S)
 
 def tell():
     return repr(client), client.attached, client.session

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from client_world import PAGES, PROMPTS, ClientWorld, Held, Room, keys_of
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from keyed_pages import PAGE, assert_exact, page_of, store
 from pagetier.client import Keys, Outcome
 from pagetier.client.adapters import adopt
@@ -27,8 +27,7 @@ from pagetier.client.adapters import adopt
 who = st.integers(0, 2)
 chains = st.builds(keys_of, st.integers(0, PROMPTS - 1), st.integers(1, PAGES))
 picks = st.integers(0, 1 << 16)
-PATIENCE_S = 0.25
-LONG_S = 10.0
+SHORT_S = 0.25
 
 
 class ClientMachine(RuleBasedStateMachine):
@@ -47,7 +46,7 @@ class ClientMachine(RuleBasedStateMachine):
     def store(self, who: int, keys: Keys) -> None:
         w = self.world
         expected = w.expected(keys)
-        assert store(w.clients[who], keys, timeout=LONG_S).outcomes == expected
+        assert store(w.clients[who], keys, timeout=PATIENCE_S).outcomes == expected
         w.memory |= {key for key, outcome in zip(keys, expected, strict=True) if outcome is Outcome.STORED}
 
     @precondition(lambda self: len(self.world.rooms) < 3)
@@ -55,7 +54,7 @@ class ClientMachine(RuleBasedStateMachine):
     def reserve(self, who: int, keys: Keys) -> None:
         w = self.world
         free = [at for at, outcome in enumerate(w.expected(keys)) if outcome is Outcome.STORED]
-        reservation = w.clients[who].reserve(keys, PAGE, timeout=LONG_S)
+        reservation = w.clients[who].reserve(keys, PAGE, timeout=PATIENCE_S)
         assert reservation.granted.tolist() == free
         if free:
             w.rooms.append(Room(w.clients[who], reservation, keys, free))
@@ -88,7 +87,7 @@ class ClientMachine(RuleBasedStateMachine):
         reach, hurry = w.pages_anywhere(keys), bool(w.pending & set(keys))
         with w.clients[who].match(keys) as match:
             assert (len(match), match.available_pages) == (w.pages_in_memory(keys), self.matched_pages(keys))
-            loaded = w.clients[who].load(match, out, timeout=0 if hurry else LONG_S)
+            loaded = w.clients[who].load(match, out, timeout=0 if hurry else PATIENCE_S)
         assert_exact(keys, out[:loaded])
         assert loaded == reach or (hurry and w.pages_in_memory(keys) <= loaded <= reach)
         self.wait_in_memory(keys, hurry=hurry)
@@ -97,7 +96,7 @@ class ClientMachine(RuleBasedStateMachine):
     def prefetch(self, who: int, keys: Keys) -> None:
         w = self.world
         if not w.pending & set(keys):
-            assert w.clients[who].prefetch(keys, LONG_S).wait(LONG_S) == w.pages_anywhere(keys)
+            assert w.clients[who].prefetch(keys, PATIENCE_S).wait(PATIENCE_S) == w.pages_anywhere(keys)
             self.wait_in_memory(keys, hurry=False)
 
     def matched_pages(self, keys: Keys) -> int:
@@ -112,7 +111,7 @@ class ClientMachine(RuleBasedStateMachine):
         asked = keys[: w.pages_anywhere(keys)]
         if hurry and not set(asked) <= w.memory:
             ours = [key for key in asked if key not in w.pending]
-            assert eventually(lambda: w.daemon.header().open_entries == len(w.pending), LONG_S)
+            assert eventually(lambda: w.daemon.header().open_entries == len(w.pending))
             w.memory |= {key for key in ours if self.is_in_memory(key, keys)}
         elif not hurry:
             w.memory |= set(asked)
@@ -160,7 +159,7 @@ class ClientMachine(RuleBasedStateMachine):
         w.clients[who].close()
         w.held = [held for held in w.held if held.client is not w.clients[who]]
         w.rooms = [room for room in w.rooms if room.client is not w.clients[who]]
-        assert eventually(lambda: len(w.daemon.slots()) == len(w.clients), LONG_S)
+        assert eventually(lambda: len(w.daemon.slots()) == len(w.clients))
         w.clients[who] = w.daemon.client()
 
     @rule()
@@ -190,7 +189,7 @@ class ClientMachine(RuleBasedStateMachine):
         w.daemon.kill()
         with w.clients[who].match(keys) as match:
             assert len(match) == w.pages_in_memory(keys)
-        assert store(w.clients[who], keys, timeout=PATIENCE_S).refused == len(keys)
+        assert store(w.clients[who], keys, timeout=SHORT_S).refused == len(keys)
         w.daemon.start()
         w.wait_ready()
 
@@ -213,16 +212,16 @@ class ClientMachine(RuleBasedStateMachine):
         w = self.world
         w.daemon.signal(signal.SIGSTOP)
         try:
-            result = store(w.clients[who], keys, timeout=PATIENCE_S)
+            result = store(w.clients[who], keys, timeout=SHORT_S)
             assert (result.refused, result.reason) == (len(keys), "the daemon did not answer in time")
             with w.clients[who].match(keys) as match:
                 assert len(match) == w.pages_in_memory(keys)
         finally:
             w.daemon.signal(signal.SIGCONT)
         w.wait_ready()
-        assert eventually(lambda: w.daemon.header().open_entries == len(w.pending), LONG_S)
+        assert eventually(lambda: w.daemon.header().open_entries == len(w.pending))
         late = w.clients[who]._attachment.requests
-        assert eventually(lambda: not late._overdue, LONG_S), "no requests are sent to a daemon that is late"
+        assert eventually(lambda: not late._overdue), "no requests are sent to a daemon that is late"
 
 
 @pytest.fixture(scope="module")

@@ -150,4 +150,4 @@ def test_the_daemon_counts_what_a_replay_counts(daemon: DiskDaemon, tmp_path: Pa
         assert report["wrong_pages"] == 0 and memory > 0 and (from_disk > 0) is disk
         lookups = sum(bool(chain) for chain in chat(300, seed=6))
         expected = Counted(lookups, memory, from_disk, asked - memory - from_disk)
-        assert eventually(lambda: counted(used).since(before) == expected, 5), (counted(used), expected)
+        assert eventually(lambda: counted(used).since(before) == expected), (counted(used), expected)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from fleet_host import PATIENT, FleetHost
 from pagetier.client import FullAttention, GroupMatch, Recurrent, SlidingWindow
 from pagetier.client.adapters import Group, GroupKeys, Location
@@ -23,7 +23,6 @@ from running_daemon import RunningDaemon, namespace
 
 _TOKENS = 256
 _BYTES = 1000
-_FROM_FLEET_S = 20.0
 _ARENA = "128MiB"
 _CASES = 20
 
@@ -61,7 +60,7 @@ class Hosts(msgspec.Struct, frozen=True):
         self.unwritten.clear()
         with self.second.client.find_groups([one.asked for one in placed], limit) as match:
             location = self.second.client.locate(match)
-        location.wait(_FROM_FLEET_S)
+        location.wait(PATIENCE_S)
         assert location.ready
         return location
 
@@ -74,8 +73,8 @@ class Hosts(msgspec.Struct, frozen=True):
     def prefetched(self, location: Location) -> GroupMatch:
         """Returns the match after the longest hit was read."""
         client, hit = self.second.client, location.longest_hit()
-        prefetch = client.prefetch(location.match if hit is None else hit, _FROM_FLEET_S)
-        assert prefetch.wait(_FROM_FLEET_S) == prefetch.pages
+        prefetch = client.prefetch(location.match if hit is None else hit, PATIENCE_S)
+        assert prefetch.wait(PATIENCE_S) == prefetch.pages
         return client.find_groups(location.match.groups, location.match.asked)
 
 
@@ -214,7 +213,7 @@ def test_pages_in_memory_on_disk_and_in_the_fleet_make_one_hit(hosts: Hosts, tmp
     with ExitStack() as stack:
         store = hosts.first.report.url
         second = FleetHost(store, stack, "--set", "remote.write=never", *PATIENT, *disk, arena=_ARENA)
-        assert eventually(lambda: second.daemon.snapshot().disk.standing is Standing.OPEN, _FROM_FLEET_S)
+        assert eventually(lambda: second.daemon.snapshot().disk.standing is Standing.OPEN)
         three_tiers = Hosts(hosts.first, second)
         three_tiers.place(group, "tiers", range(4, 8), range(8, 12))
         written = second.daemon.pagetier("flush", "--to-disk")

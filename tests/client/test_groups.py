@@ -241,11 +241,11 @@ def test_one_prefetch_requests_all_pages_on_disk(daemon: FakeDiskDaemon, client:
     with client.match_groups([full, window, state]) as found:
         assert (found.tokens, found.available_tokens) == (96, 192)
         assert repr(found) == "<GroupMatch 96 tokens of 3 groups, 0.0 MiB, 96 more tokens on disk>"
-        prefetch = client.prefetch(found, timeout=5)
+        prefetch = client.prefetch(found, timeout=PATIENCE_S)
         peer, request = daemon.next_fetch()
         wanted = [full.keys[at] for at in range(6, 9)] + [full.keys[9], window.keys[9], full.keys[10], window.keys[10]]
         assert request.keys == b"".join([*wanted, full.keys[11], window.keys[11], state.keys[3]])
-        assert (prefetch.pages, request.timeout) == (10, 5)
+        assert (prefetch.pages, request.timeout) == (10, PATIENCE_S)
         daemon.fulfil(peer, request)
         assert eventually(lambda: prefetch.ready) and prefetch.wait(0) == 10
     with client.match_groups([full, window, state]) as found:

@@ -200,7 +200,7 @@ def test_a_load_without_a_response_times_out_and_the_next_does_not_wait(
             assert standing_clock.now - began == pytest.approx(took)
             standing_clock.passes(RESPONSE_S)  # what a healthy daemon takes to report that the disk was too slow
         standing_clock.is_stuck = lambda: False
-        assert store(client, prompt(1, 2), PAGE, timeout=10).stored == 2
+        assert store(client, prompt(1, 2), PAGE, timeout=PATIENCE_S).stored == 2
         assert daemon.fetches.qsize() == 1, "the second load asked, too"  # the daemon has read all before the store
         with answering(daemon, lambda peer, request: daemon.fulfil(*daemon.next_fetch())):
             assert client.load(match, out) == 10

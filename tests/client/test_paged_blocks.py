@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from copying_engine import BLOCK, BLOCKS, PagedEngine, slots_of
+from eventually import PATIENCE_S
 from fake_disk import FakeDiskDaemon
 from pagetier.client import Client, Keys, Outcome
 from pagetier.client.adapters import Blocks, Part
@@ -179,7 +180,7 @@ def test_more_ranks_than_parts_are_rejected() -> None:
 def test_a_load_into_blocks_reads_pages_from_disk() -> None:
     one, other = Engine(1), Engine(2)
     keys, slots = one.keys(1, 6), request(1, 6)
-    with FakeDiskDaemon() as daemon, daemon.client(timeout=30.0) as client:
+    with FakeDiskDaemon() as daemon, daemon.client(timeout=PATIENCE_S) as client:
         assert client.store(keys, Blocks(one.paged, slots)).stored == 6
         assert daemon.write_out() == 6
         daemon.bring_in(keys[:2])

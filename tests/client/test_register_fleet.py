@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from eventually import PATIENCE_S
 from fleet_host import PATIENT, FleetHost
 from hybrid_engine import TOKENS, HybridEngine, same, tables
 from pagetier.client import RegisteredCache
@@ -50,10 +51,11 @@ def test_a_cache_loads_the_pages_of_another_host(hosts: Hosts, copies: str) -> N
     with cache.match(PROMPT) as match:
         assert (match.tokens, match.available_tokens) == (0, 0)
         assert cache.load(match, READ, timeout=0) == 0, "the fleet is not asked"
-        assert cache.load(match, READ[: 2 * PAGE // BLOCK], timeout=20) == 2 * PAGE, "as far as the table has room"
+        loaded = cache.load(match, READ[: 2 * PAGE // BLOCK], timeout=PATIENCE_S)
+        assert loaded == 2 * PAGE, "as far as the table has room"
     with cache.match(PROMPT) as match:
         assert match.tokens == 2 * PAGE
-        assert cache.load(match, READ, timeout=20) == PAGES * PAGE
+        assert cache.load(match, READ, timeout=PATIENCE_S) == PAGES * PAGE
     assert np.array_equal(tensors[:, READ[: PAGES * PAGE // BLOCK]], expected)
 
 
@@ -65,7 +67,7 @@ def test_groups_load_the_pages_of_another_host(hosts: Hosts) -> None:
     with other.groups.match(other.prompt) as hit:
         assert hit.tokens == 0
         assert other.groups.load(hit, tables(24, 3), timeout=0) == 0, "the fleet is not asked"
-        assert other.groups.load(hit, tables(24, 3), timeout=20) == TOKENS
+        assert other.groups.load(hit, tables(24, 3), timeout=PATIENCE_S) == TOKENS
     assert same(other, 0, 24, 3)
 
 
@@ -77,8 +79,8 @@ def test_a_cache_asks_no_fleet_for_what_it_computes_faster(hosts: Hosts, copies:
     hosts.first.wait_shared(PAGES)
     cache, _ = registered(hosts.second, model, copies)
     with cache.match(PROMPT) as match:
-        assert cache.load(match, READ[: PAGE // BLOCK], timeout=20) == PAGE, "nothing is known, so it is loaded"
+        assert cache.load(match, READ[: PAGE // BLOCK], timeout=PATIENCE_S) == PAGE, "nothing is known, so it is loaded"
     cache.computed(1e-9, range(PAGES * PAGE))
     with cache.match(PROMPT) as match:
         assert match.tokens == PAGE
-        assert cache.load(match, READ, timeout=20) == PAGE, "computing is faster"
+        assert cache.load(match, READ, timeout=PATIENCE_S) == PAGE, "computing is faster"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import user_namespaces
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from other_users import (
     ALICE,
     MALLORY,
@@ -33,20 +33,21 @@ pytestmark = as_root
 _DAEMON = "import asyncio, concurrent.futures.thread\nfrom pagetier.daemon.main import main"
 _UNMAPPED = """
 import sys
+from eventually import PATIENCE_S
 from user_namespaces import enter
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.socket_path import DefaultSocket
 enter("", 0, 0)
 try:
-    Link(DefaultSocket(sys.argv[1]), 10.0)
+    Link(DefaultSocket(sys.argv[1]), PATIENCE_S)
     print("trusted")
 except LinkError as error:
     print(error)
 """
 _CLIENT = """
-with Client(*sys.argv[1:], timeout=10.0) as client:
+with Client(*sys.argv[1:], timeout=patience) as client:
     show = sys.stdout.write  # in one piece: the client logs to it in a thread of its own
-    show("attached\\n" if client.wait_attached(10.0 if expected else 0.7) else "alone\\n")
+    show("attached\\n" if client.wait_attached(patience if expected else 0.7) else "alone\\n")
     keys = Namespace(model=os.urandom(8).hex(), dtype="f", page_tokens=16).keys(range(16))
     show(f"{client.store(keys, [bytes(4096)]).stored} stored\\n")
 """
@@ -77,7 +78,7 @@ def daemon_of(user: int, socket: Path, *more: str) -> Iterator[Path]:
 
 def attach(user: int, *socket: str, expected: bool = False, **environ: str) -> str:
     """Returns what a client of this user logs and stores, with no settings but `socket` and `environ`."""
-    code = f"expected = {expected}\n{_CLIENT}"
+    code = f"expected, patience = {expected}, {PATIENCE_S}\n{_CLIENT}"
     _, output = output_as(
         user, "import time\nfrom pagetier.client import Client, Namespace", code, *socket, environ=environ
     )

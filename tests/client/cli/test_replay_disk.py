@@ -98,7 +98,7 @@ def test_a_replay_survives_the_death_of_the_disk_worker(tmp_path: Path) -> None:
             report = report_of(process)
             assert process.returncode == 0
         assert report["requests"] == 400 and report["wrong_pages"] == report["clients_died"] == 0
-        assert eventually(lambda: observer.header().disk_frames > 0, 20)
+        assert eventually(lambda: observer.header().disk_frames > 0)
 
 
 def test_the_rate_of_requests_is_limited(tmp_path: Path) -> None:

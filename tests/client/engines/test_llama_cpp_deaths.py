@@ -15,6 +15,7 @@ pytest.importorskip("xllamacpp")
 
 from disk_daemon import write_through
 from disk_stores import StoreKind, settings_of
+from eventually import PATIENCE_S
 from fleet_host import PATIENT, FleetHost
 from llama_driver import Model
 from llama_host import Answer, answer_in_process, ask, digest_of, llama_host, llama_process, prompt_of, uncached
@@ -71,7 +72,7 @@ def test_a_host_continues_when_the_daemon_is_killed(model: Model) -> None:
         for prompt in (PROMPT, prompt_of(3 * PAGE, seed=52)):
             assert np.array_equal(host.run(prompt)[1], uncached(model, prompt))
         daemon.start()
-        assert client.wait_attached(20)
+        assert client.wait_attached(PATIENCE_S)
         loaded, logits = host.run(PROMPT)
         assert loaded == 5 * PAGE
         assert np.array_equal(logits, uncached(model, PROMPT))

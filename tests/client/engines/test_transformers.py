@@ -15,6 +15,7 @@ from disk_daemon import write_through
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from eventually import PATIENCE_S  # noqa: E402
 from pagetier.client import Client, Namespace, Outcome  # noqa: E402
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def test_a_cached_run_gives_exactly_the_logits_of_an_uncached_one(client: Client
 
 
 def test_evicted_pages_are_loaded_from_disk() -> None:
-    with write_through() as daemon, daemon.client(timeout=20) as client:
+    with write_through() as daemon, daemon.client(timeout=PATIENCE_S) as client:
         writer, prompts = prompts_of(client, model_of()), prompts_of(client, model_of())
         prompt = prompt_of(5 * PAGE + 3, seed=11)
         expected, _ = uncached(writer, prompt)
@@ -93,7 +94,7 @@ def test_evicted_pages_are_loaded_from_disk() -> None:
         assert (cached.tokens, cached.pages_from_memory, cached.pages_from_disk) == (5 * PAGE, 5, 0)
         daemon.push_out(client, prompts.namespace.keys(prompt))
         assert prompts.load(prompt, timeout=0).pages_from_memory == 0
-        client.prefetch(prompts.namespace.keys(prompt[: 5 * PAGE])).wait(20)
+        client.prefetch(prompts.namespace.keys(prompt[: 5 * PAGE])).wait(PATIENCE_S)
         daemon.push_out(client, prompts.namespace.keys(prompt))
         cached = prompts.load(prompt)
         assert (cached.tokens, cached.pages_from_memory, cached.pages_from_disk) == (5 * PAGE, 0, 5)

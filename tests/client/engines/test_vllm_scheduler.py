@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from fake_vllm_client import PAGE, FakeClient, nothing_scheduled, request
 from pagetier.client import Client
 from pagetier.client.engines.vllm.paged_group import PagedGroup
@@ -173,7 +173,7 @@ def test_a_hanging_daemon_blocks_the_prefetch_thread_but_not_the_scheduler(clock
     clock.passes(2.1)
     assert half.matched(one, 0) == 8
     assert half.matched(request(name="two"), 0) is None
-    assert fake.asked.wait(30) and not fake.prefetches
+    assert fake.asked.wait(PATIENCE_S) and not fake.prefetches
     half._prefetches.close()
     fake.takes.set()
     assert eventually(lambda: fake.prefetches == 1), "the first prefetch was not sent"
