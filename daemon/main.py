@@ -55,7 +55,7 @@ class DaemonCommand(click.Command):
         except click.UsageError as error:
             if sys.stderr.isatty():
                 raise
-            give_up(Exit.USAGE, error.format_message())
+            give_up(Exit.USAGE, f"{error.format_message()} (see pagetierd --help)")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses the command line. The error for a setting without a flag of its own says how to give it."""

@@ -71,7 +71,7 @@ def test_a_usage_error_without_a_terminal_is_a_line_of_the_log_and_code_2(words:
     ended = pagetierd(*words)
     assert ended.code == Exit.USAGE
     assert "level=error name=pagetierd event=refused" in ended.text
-    assert message in ended.reported
+    assert message in ended.reported and ended.reported.endswith("(see pagetierd --help)")
     assert len(ended.text.splitlines()) == 1
 
 
