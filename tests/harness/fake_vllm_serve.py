@@ -3,7 +3,7 @@
 Alone it remembers the last four prompts. With PAGETIER=1 it attaches to the daemon as the two halves of an engine do,
 and remembers all of them. Its own arguments: `--ends` ends it at once, `--never-ready` keeps it from being healthy,
 `--odd` makes answers with pagetier differ, as threads that are bound to cores do, `--child` starts a process that
-ignores all signals but SIGKILL.
+ignores all signals but SIGKILL, `--no-cache-size` leaves the size of its cache out of its metrics.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Handler(BaseHTTPRequestHandler):
             "/health": {},
         }
         self._begin(503 if "--never-ready" in sys.argv and self.path == "/health" else 200)
-        config = f'vllm:cache_config_info{{block_size="16",engine="0",num_gpu_blocks="{CACHE_TOKENS // 16}"}} 1.0\n'
+        name = "other" if "--no-cache-size" in sys.argv else "vllm:cache_config_info"
+        config = f'{name}{{block_size="16",engine="0",num_gpu_blocks="{CACHE_TOKENS // 16}"}} 1.0\n'
         self.wfile.write(json.dumps(pages[self.path]).encode() if pages[self.path] is not None else config.encode())
 
     def do_POST(self) -> None:

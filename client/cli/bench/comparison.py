@@ -169,15 +169,28 @@ class Comparison:
             prompts, what = prompts_of_trace(self._trace, longest, arguments.seed), "requests of the trace"
             what = f"{len(prompts)} of {len(self._trace)} {what}, those of at most {longest:,} tokens"
         else:
-            tokens = min(arguments.prompt_tokens, longest)
-            chats = Chats(arguments.chats or chats_needed(server.cache_tokens(), tokens), tokens, arguments.seed)
+            chats = self._chats(min(arguments.prompt_tokens, longest), server.cache_tokens())
             prompts, what = chats.prompts(), chats.describe()
-            what += f"; vLLM's own cache holds {server.cache_tokens():,} tokens"
         if not prompts:
             raise BenchmarkError(f"no request of the trace has a full block and at most {longest} tokens", Exit.USAGE)
         _say(f"prompts: {what}")
         self._estimate(server, prompts)
         return prompts
+
+    def _chats(self, tokens: int, cache: int) -> Chats:
+        """Returns the chats for an engine whose own cache holds `cache` tokens; 0 if it does not say so.
+
+        Raises:
+            BenchmarkError: Their number is neither given nor known.
+        """
+        given, needed = self._arguments.chats, chats_needed(cache, tokens)
+        if not (given or cache):
+            raise BenchmarkError("vLLM's /metrics do not have the size of its cache: give --chats")
+        if cache:
+            _say(f"vLLM's own cache holds {cache:,} tokens")
+        if given and cache and given < needed:
+            _say(f"note: it may still have a chat that returns, so that no other can add a hit: use --chats {needed}")
+        return Chats(given or needed, tokens, self._arguments.seed)
 
     def _estimate(self, server: VllmServer, prompts: Sequence[BenchPrompt]) -> None:
         """Says how long all rounds take if no prompt hits, by the time of one prompt."""

@@ -133,12 +133,22 @@ def test_the_output_says_first_what_it_will_do_and_then_how_long(host: Host) -> 
     assert said[0].startswith("2 rounds: each starts `vllm serve fake` 2 times: vLLM alone, pagetier")
     assert "native offloading is left out" in said[1]
     assert any(line.startswith("prompts: 3 chats of 384 tokens") for line in said)
+    assert f"vLLM's own cache holds {fake_vllm_serve.CACHE_TOKENS:,} tokens" in said
+    assert [line for line in said if line.startswith("note: it may still have a chat") and line.endswith("--chats 8")]
     assert any(line.endswith("if none hits; 4 runs") for line in said)
     turns = [line.split(": start")[0] for line in said if ": start" in line]
     assert turns == [f"round {at}" for at in ("1, vLLM alone", "1, pagetier", "2, pagetier", "2, vLLM alone")]
     assert any(line.startswith("round 1 is done; 1 round more: about") for line in said)
     assert "of 12: vLLM alone 0, pagetier 12" in done.stdout
     assert "returning prompts, ms (lower is better)" in done.stdout
+
+
+def test_an_engine_that_does_not_say_what_its_cache_holds_needs_a_number_of_chats(host: Host) -> None:
+    without = host.run(*SMALL, "--rounds", "1", "--", "--no-cache-size")
+    assert (without.returncode, "the size of its cache: give --chats" in without.stderr) == (1, True), without.stderr
+    given = host.run(*SMALL, "--rounds", "1", "--chats", "2", "--", "--no-cache-size")
+    assert given.returncode == 0, given.stderr
+    assert "own cache holds" not in given.stderr and "note:" not in given.stderr
 
 
 def test_a_trace_replaces_the_chats(host: Host, tmp_path: Path) -> None:
