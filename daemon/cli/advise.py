@@ -27,6 +27,7 @@ _LEAST_LOOKUPS = 20
 _LEAST_NAME, _DIGITS = 14, 8  # characters of a namespace, and of the digest at its end
 _NOTHING = "no lookups were counted yet: run engines against this daemon, then ask again"
 _AT_LEAST = "At least: LRU would find that much. The daemon evicts by cadence, which finds about as much or more."
+_LEFT_OUT = "without misses never stored"
 _NO_STORES = "found nothing, and no page was stored after them: there is nothing to predict from"
 
 
@@ -78,7 +79,7 @@ def advise(socket: Path, show: str | None, picture: Path | None, prefill_rate: f
 def _too_few(advice: SizeAdvice, width: int) -> Iterator[str]:
     """Yields what there is to say of a few lookups: predictions from them would look like knowledge."""
     counts = counted(advice.lookups, "lookup")
-    found = f"{advice.total.hit_ratio:.1%} of the tokens found"
+    found = f"{advice.total.hit_ratio:.1%} of the tokens found, {_LEFT_OUT}"
     text = f"too little to advise on: {counts} so far, {found}; ask again from {_LEAST_LOOKUPS} lookups on"
     yield from textwrap.wrap(text, width)
     yield from _aligned(list(_absent(advice.total)), "<>", width)
@@ -113,7 +114,7 @@ def advice_lines(advice: SizeAdvice, prefill_rate: float | None, width: int) -> 
     total = advice.total
     tokens = f"{total.hit_ratio:.1%} of {advice.tokens_per_second:,.0f} tokens/s"
     yield f"Below, lookups {spell_duration(LOOKUP_WINDOW_S)} ago count 1/e: {tokens}"
-    yield f"are found ({counted(advice.lookups, 'lookup')})"
+    yield f"are found ({counted(advice.lookups, 'lookup')}), {_LEFT_OUT}"
     if advice.warning:
         yield from textwrap.wrap(f"warning: {advice.warning}", width, break_on_hyphens=False)
     yield ""

@@ -140,7 +140,7 @@ def _least_width(table: Table, console: Console) -> int:
 
 
 def _tables(snapshot: Snapshot) -> Iterator[RenderableType]:
-    yield f"{counted(snapshot.lookups.lookups, 'request')}: {snapshot.lookups.text}\n{_what_counts(snapshot)}"
+    yield f"{counted(snapshot.lookups.lookups, 'lookup')}: {snapshot.lookups.text}\n{_what_counts(snapshot)}"
     yield _tiers(snapshot)
     yield from filter(None, _notes(snapshot))
     if _has_disk(snapshot):
@@ -159,7 +159,7 @@ def _tables(snapshot: Snapshot) -> Iterator[RenderableType]:
 def _what_counts(snapshot: Snapshot) -> str:
     """Returns what the first line, hits, misses and hit ratios count, since they differ."""
     memory = (
-        "Tokens that vLLM has in its own prefix cache are not looked up."
+        "Tokens that vLLM has in its own prefix cache count below only."
         " Hits and misses of memory are pages at the first match of each request, and so is their ratio."
     )
     disk = (
