@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import shlex
 import stat
 import sys
 from collections.abc import Iterator, Sequence
@@ -130,7 +131,15 @@ def install(
     _require_none(root, changed)
     name = f"pagetierd@{tenant}" if tenant else "pagetierd"
     names = f"{name} pagetierd-remote{f'@{tenant}' if tenant else ''}" if addresses else name
-    click.echo(f"now: systemd-sysusers && systemctl daemon-reload && systemctl enable --now {names}")
+    click.echo(f"now: {_next_step(root, names)}")
+
+
+def _next_step(root: Path, names: str) -> str:
+    """Returns the commands that enable the units; below another folder nothing can be started."""
+    if root.resolve() == Path("/"):
+        return f"systemd-sysusers && systemctl daemon-reload && systemctl enable --now {names}"
+    at = f"--root={shlex.quote(str(root))}"
+    return f"systemd-sysusers {at} && systemctl {at} enable {names}"
 
 
 def _require_none(root: Path, modified: Sequence[UnitFile]) -> None:

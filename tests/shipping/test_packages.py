@@ -103,7 +103,7 @@ def test_the_daemon_of_the_wheel_serves(place: Path, tmp_path: Path) -> None:
 
 def test_the_units_of_the_wheel_start_the_wheels_daemon(place: Path, tmp_path: Path) -> None:
     output = run(place / "bin/pagetier", "unit", "install", "--root", tmp_path, cwd=tmp_path)
-    assert "systemctl enable --now pagetierd" in output
+    assert f"systemctl --root={tmp_path} enable pagetierd" in output
     unit = (tmp_path / "etc/systemd/system/pagetierd.service").read_text()
     assert f"ExecStart={place}/bin/pagetierd --config /etc/pagetier/pagetierd.toml" in unit
     names = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())

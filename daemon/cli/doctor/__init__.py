@@ -14,7 +14,7 @@ import click
 
 from pagetier.daemon.cli.config import config_of
 from pagetier.daemon.cli.daemon_connection import Refused, Unreachable, daemon_at
-from pagetier.daemon.cli.doctor.bug_report import write_report
+from pagetier.daemon.cli.doctor.bug_report import require_new, write_report
 from pagetier.daemon.cli.doctor.daemon_checks import (
     check_charge,
     check_daemon,
@@ -83,6 +83,8 @@ def doctor(socket: Path | None, config: Path | None, report: Path | None, writes
     named = config is not None or FILE_VARIABLE in os.environ
     check = _check if named else _check_as_it_runs
     settings = _load(socket, config)
+    if report is not None:
+        require_new(report)
     results = []
     for result in chain(check(settings.config, Host()), check_write(settings.config.socket) if writes else ()):
         _show(result)

