@@ -135,8 +135,9 @@ def flush(**options: Any) -> None:
     Pages that are named by their keys are overwritten in memory. On disk they are discarded: no match and no daemon
     finds them, but their bytes stay in the files until the space is used again.
 
-    Exit codes: 0: done; 1: no such namespace, not confirmed, not all pages written, pages named by their keys in use,
-    or not all pages removed from disk yet (the message says which); 2: invalid usage; 3: no daemon.
+    Exit codes: 0: done; 1: no such namespace, declined, not all pages written, pages named by their keys in use, or not
+    all pages removed from disk yet (the message says which); 2: invalid usage, or no terminal to ask on without --yes;
+    3: no daemon.
     """
     wanted = FlushArguments(**options)
     _check(wanted)

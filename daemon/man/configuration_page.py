@@ -38,7 +38,7 @@ the check can precede its restart.
 | -- | -- |
 | SIZE | bytes, or a number with a unit: K, M, G, T, P and KiB to PiB count in 1024, KB to PB in 1000 |
 | DURATION | seconds, or a number with us, ms, s, m, h or d; at most 36500d |
-| SHARE | a number from 0 to below 1 |
+| SHARE | a number from 0 to below 1, or a percentage: 0.1, 10% |
 | MODE | an octal string |
 
 A setting with "reload" changes at `systemctl reload pagetierd` (SIGHUP). All others wait for a

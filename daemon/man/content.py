@@ -113,7 +113,7 @@ listen = "/run/pagetier/http.sock"
 """
 _UNITS = """A size is a number of bytes, or a number with a unit: K, M, G, T, P and KiB, MiB, GiB, TiB, PiB count in
 1024, KB, MB, GB, TB, PB in 1000. A duration is a number of seconds, or a number with us, ms, s, m, h or d. A share is a
-number from 0 to below 1. A mode is an octal string."""
+number from 0 to below 1, or a percentage. A mode is an octal string."""
 
 _RELOADED = """SIGHUP (`systemctl reload pagetierd`) reloads the configuration. These settings change at once, all
 others after a restart, which the log says: """

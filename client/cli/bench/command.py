@@ -37,7 +37,9 @@ main.add_command(calibrate)
 main.add_command(replay)
 
 
-@main.command(context_settings=_SETTINGS, epilog=_EXIT_CODES)
+@main.command(
+    context_settings=_SETTINGS, epilog=_EXIT_CODES, short_help="Compare vLLM alone, and with caches behind it."
+)
 @click.argument("model")
 @click.argument("vllm_arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option(
