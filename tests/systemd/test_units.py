@@ -186,7 +186,7 @@ def test_the_fleets_worker_is_installed_on_request(tmp_path: Path, words: tuple[
     assert pagetier("install", "--root", root, *words).exit_code == 0
     assert not list(units.glob("pagetierd-remote*"))
     done = pagetier("install", "--root", root, "--remote", "10.0.0.0/8", "--remote=localhost", *words)
-    assert done.exit_code == 0 and f"enable --now pagetierd{at} pagetierd-remote{at}\n" in done.output
+    assert done.exit_code == 0 and f"enable pagetierd{at} pagetierd-remote{at}\n" in done.output
     unit = (units / f"pagetierd-remote{at[:1]}.service").read_text()
     assert f"ExecStart={sys.executable} -m pagetier.tiers.worker --connect %t/pagetier" in unit
     addresses = units / f"pagetierd-remote{at}.service.d/30-addresses.conf"

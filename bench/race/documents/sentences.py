@@ -29,7 +29,7 @@ def _idle(sources: Sources) -> str:
 def _slows_decoding(sources: Sources) -> str:
     store = sources.launch([*LAUNCHES.values()][-1])["decode"]
     load = sources.gpu("decoding_slowed_by_loads_graphs_on", FIRST_GPU)
-    return f"slow decoding by {store:.0f} to {load:.0f} % (goal 3)"
+    return f"slow decoding by {store:.0f} to {load:.0f} % (goal: 3)"
 
 
 def _overlap(sources: Sources) -> str:

@@ -158,7 +158,7 @@ def test_the_header_and_the_line_say_what_was_found_where() -> None:
 def test_the_header_says_what_hits_and_ratios_count(daemon: RunningDaemon) -> None:
     shown = " ".join(daemon.pagetier("stats").output.split())
     assert "Hits and misses of memory are pages at the first match of each request" in shown
-    assert re.search(r"\d+ requests?: (no lookups|[\d.]+% of the looked-up tokens found)", shown), shown
+    assert re.search(r"\d+ lookups?: (no lookups|[\d.]+% of the looked-up tokens found)", shown), shown
 
 
 def test_a_device_that_is_down_is_in_the_short_line() -> None:
