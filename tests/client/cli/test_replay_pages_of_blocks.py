@@ -71,10 +71,17 @@ def replay_model(daemon: DiskDaemon, folder: Path, model: str, share: float, see
 def measured(daemon: DiskDaemon) -> tuple[float, float]:
     """Returns the share of a full arena that holds bytes of pages, and the bytes that were written for each."""
     assert eventually(lambda: not unwritten(daemon)), daemon.reported()
+    assert eventually(lambda: all_reported(daemon)), daemon.reported()
     snapshot = daemon.snapshot()
     memory, disk = snapshot.tiers.memory, snapshot.disk
     assert memory.used >= 0.9 * _ARENA, "the arena is full"
     return memory.bytes / memory.used, disk.device_bytes / snapshot.tiers.disk.bytes_in
+
+
+def all_reported(daemon: DiskDaemon) -> bool:
+    """Returns whether the daemon's status, which is published now and then, has the writes of all frames on disk."""
+    snapshot = daemon.snapshot()
+    return snapshot.disk.device_bytes >= snapshot.tiers.disk.used
 
 
 def unwritten(daemon: DiskDaemon) -> int:
