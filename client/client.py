@@ -493,6 +493,6 @@ class Client:
     def __repr__(self) -> str:
         path = self._socket or default_socket()
         session = self._attachment.session
-        state = "closed" if self._closed else "attached" if self.attached else "without a daemon"
+        state = "closed" if self._closed else "attached" if self.attached else "not attached"
         memory = f", slot {session.slot} of {session.arena_bytes / 2**30:.1f} GiB" if session is not None else ""
         return f"<{type(self).__name__} {state}, {path}{memory}>"

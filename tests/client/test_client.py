@@ -38,6 +38,16 @@ def test_stored_pages_are_loaded(client: Client, form: Any) -> None:
     assert client.load(match, out) == 0, "the match was released"
 
 
+def test_a_client_shows_its_socket_and_whether_it_is_attached(daemon: RunningDaemon) -> None:
+    nowhere = daemon.socket.with_name("nowhere.sock")
+    with Client(nowhere) as client:
+        assert repr(client) == f"<Client not attached, {nowhere}>"
+    with Client(daemon.socket) as client:
+        assert client.wait_attached(PATIENCE_S)
+        assert repr(client).startswith(f"<Client attached, {daemon.socket}, slot ")
+    assert repr(client) == f"<Client closed, {daemon.socket}>"
+
+
 def test_a_match_ends_at_the_first_missing_page(client: Client) -> None:
     store(client, KEYS[:4])
     store(client, KEYS[6:8])
