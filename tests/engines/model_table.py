@@ -1,4 +1,4 @@
-"""The table of models in docs/vllm.md, made of what the tests run: `python tests/engines/model_table.py` prints it."""
+"""The table of models in docs/models.md, of what the tests run: `python tests/engines/model_table.py` prints it."""
 
 from __future__ import annotations
 

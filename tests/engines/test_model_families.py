@@ -32,7 +32,7 @@ def test_the_groups_with_pages_are_those_of_vllm(family: str) -> None:
 
 
 def test_the_documentation_says_which_models_are_tested() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "vllm.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
     assert "\n".join(table()) in text, "run tests/engines/model_table.py"
 
 

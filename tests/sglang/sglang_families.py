@@ -1,4 +1,4 @@
-"""The families of models in SGLang that are cached, and what is refused: docs/sglang.md has both as tables."""
+"""The families of models in SGLang that are cached, and what is refused: docs/models.md has both as tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the ranks of SGLang divide a model, and what of it is cached: docs/sglang.md has it as a table."""
+"""How the ranks of SGLang divide a model, and what of it is cached: docs/models.md has it as a table."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from sglang_model import Restored, Spec, computed, whole, write_config
 pytest_plugins = ("sglang_daemon",)
 PAGES = 4
 _WAIT_S = 60.0
-_DOCUMENT = Path(__file__).parents[2] / "docs" / "sglang.md"
+_DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
 
 
 def on(ranks: int, spec: Spec) -> Spec:

@@ -265,4 +265,4 @@ def test_recurrent_state_of_context_ranks_is_refused(daemon: DiskDaemon) -> None
 
 
 def test_the_document_has_the_table() -> None:
-    assert sglang_parallel.table() in (Path(__file__).parents[2] / "docs" / "sglang.md").read_text()
+    assert sglang_parallel.table() in (Path(__file__).parents[2] / "docs" / "models.md").read_text()
