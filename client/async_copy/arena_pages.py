@@ -12,7 +12,7 @@ from pagetier.client.async_copy.job import Piece
 from pagetier.client.match import Match, MatchHandle
 from pagetier.kernels.device import Copy, Direction
 from pagetier.kernels.layout.frames import Arena, Frames, frames_of
-from pagetier.kernels.layout.struct_dtypes import row_bytes
+from pagetier.kernels.layout.tables import row_bytes
 from pagetier.kernels.layout.transfer import Transfer
 from pagetier.shm._core import Pins, Session
 

@@ -15,7 +15,7 @@ import triton
 from pagetier.kernels.gpu import triton_kernels
 from pagetier.kernels.layout.frames import Arena, Frames
 from pagetier.kernels.layout.slot_map import SlotMap
-from pagetier.kernels.layout.struct_dtypes import PLANE, numbers_of
+from pagetier.kernels.layout.tables import PLANE, numbers_of
 from pagetier.kernels.layout.transfer import Transfer
 
 _MOST: Final = 1 << 31

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pagetier.kernels.device import Copy
 from pagetier.kernels.layout.frames import Frames
 from pagetier.kernels.layout.slot_map import SlotMap
-from pagetier.kernels.layout.struct_dtypes import Numbers, TableRows
+from pagetier.kernels.layout.tables import Numbers, TableRows
 from pagetier.kernels.layout.transfer import Transfer
 
 Addresses: TypeAlias = npt.NDArray[np.uint64]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pagetier.kernels.device import Copy
 from pagetier.kernels.gpu.runs import Runs, buffer_runs
 from pagetier.kernels.layout.frames import Arena, Frames
-from pagetier.kernels.layout.struct_dtypes import TOKENS
+from pagetier.kernels.layout.tables import TOKENS
 from pagetier.kernels.layout.transfer import Transfer
 
 _WIDEST: Final = 16  # bytes of a kernel's access: pages in the ring begin at multiples of it, as in frames

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.kernels.layout.frozen import frozen
+from pagetier.kernels.layout.tables import frozen
 
 
 class Arena(msgspec.Struct, frozen=True):

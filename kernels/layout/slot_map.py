@@ -9,8 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.kernels.layout.frozen import frozen
-from pagetier.kernels.layout.struct_dtypes import TOKENS, TableRows, token_rows
+from pagetier.kernels.layout.tables import TOKENS, TableRows, frozen, token_rows
 from pagetier.shm._core import check_slots
 
 Ids: TypeAlias = "Sequence[int] | npt.NDArray[np.integer[Any]] | Any"

@@ -1,6 +1,6 @@
 """The bytes that one copy moves: tables of planes, pages and blocks, shared by the kernels and the host path.
 
-    planes: rows of struct_dtypes.PLANE
+    planes: rows of tables.PLANE
     pages, blocks, skip: see SlotMap
 
 Byte o of page p lies in the arena at frames[p, o // frame bytes] * frame bytes + o % frame bytes.
@@ -17,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.kernels.layout.cache_layout import CacheLayout, LayoutError, Plane
-from pagetier.kernels.layout.frozen import frozen
 from pagetier.kernels.layout.page_layout import UNSHARDED, Heads, PageLayout, Rows, Shard
 from pagetier.kernels.layout.slot_map import SlotMap
-from pagetier.kernels.layout.struct_dtypes import PLANE, TOKENS, TableRows, row_bytes, token_rows
+from pagetier.kernels.layout.tables import PLANE, TOKENS, TableRows, frozen, row_bytes, token_rows
 from pagetier.shm._core import check_blocks, check_blocks_apart
 
 _USUAL_PAGES: Final = 64  # most copies have at most so many

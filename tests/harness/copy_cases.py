@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pagetier.kernels.gpu.launch import GRID, Grid
 from pagetier.kernels.layout.frames import Arena, Frames
 from pagetier.kernels.layout.slot_map import SlotMap, joined_slots
-from pagetier.kernels.layout.struct_dtypes import PLANE, TOKENS
+from pagetier.kernels.layout.tables import PLANE, TOKENS
 from pagetier.kernels.layout.transfer import Transfer
 
 FRAME_BYTES = 4096

@@ -12,7 +12,7 @@ from engine_caches import EngineCache
 from pagetier.kernels.layout.frames import Arena, Frames, frames_of
 from pagetier.kernels.layout.page_layout import PageLayout
 from pagetier.kernels.layout.slot_map import SlotMap
-from pagetier.kernels.layout.struct_dtypes import PLANE
+from pagetier.kernels.layout.tables import PLANE
 
 GUARD = 4096
 

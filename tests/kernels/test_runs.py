@@ -15,7 +15,7 @@ from pagetier.kernels.gpu.runs import Cutting, Runs, buffer_runs, run_bytes, run
 from pagetier.kernels.gpu.staging import Ring, batches, buffer_needed
 from pagetier.kernels.layout.frames import Arena, Frames
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
-from pagetier.kernels.layout.struct_dtypes import token_rows
+from pagetier.kernels.layout.tables import token_rows
 
 BOTH = pytest.mark.parametrize("direction", Direction)
 TOKENS_BEFORE_HEADS = ("layer", "kind", "block", "token", "head")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagetier.kernels.layout.slot_map import SlotMap, joined_slots, slot_map
-from pagetier.kernels.layout.struct_dtypes import TOKENS, token_rows
+from pagetier.kernels.layout.tables import TOKENS, token_rows
 from pagetier.shm._core import check_blocks, check_blocks_apart
 
 torch = pytest.importorskip("torch")

@@ -15,7 +15,7 @@ from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.cache_layout import CacheLayout, LayoutError
 from pagetier.kernels.layout.page_layout import PageLayout, Shard
 from pagetier.kernels.layout.slot_map import joined_slots, slot_map
-from pagetier.kernels.layout.struct_dtypes import PLANE, TOKENS, token_rows
+from pagetier.kernels.layout.tables import PLANE, TOKENS, token_rows
 from pagetier.kernels.layout.transfer import PagedCache
 
 

@@ -23,7 +23,7 @@ from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.frames import Arena, Frames, frames_of
 from pagetier.kernels.layout.page_layout import PageLayout
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
-from pagetier.kernels.layout.struct_dtypes import TOKENS, token_rows
+from pagetier.kernels.layout.tables import TOKENS, token_rows
 from pagetier.kernels.layout.transfer import PagedCache
 
 

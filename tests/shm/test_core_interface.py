@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pagetier.kernels.layout.struct_dtypes import PLANE, TOKENS
+from pagetier.kernels.layout.tables import PLANE, TOKENS
 from pagetier.shm import _core
 from pagetier.shm._core import (
     PLANE_LAYOUT,

@@ -19,7 +19,7 @@ from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.cache_layout import CacheLayout, LayoutError, Plane, cache_of
 from pagetier.kernels.layout.page_layout import OpaqueRow, PageLayout, Rows, Shard
 from pagetier.kernels.layout.slot_map import SlotMap
-from pagetier.kernels.layout.struct_dtypes import token_rows
+from pagetier.kernels.layout.tables import token_rows
 from pagetier.kernels.layout.tensors import View, view_of
 from pagetier.kernels.layout.transfer import PagedCache
 

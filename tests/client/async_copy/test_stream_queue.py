@@ -16,7 +16,7 @@ from pagetier.client import Match, Outcome, StoreHandle
 from pagetier.client.adapters import AsyncCopier
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.device import Copy
-from pagetier.kernels.layout.struct_dtypes import token_rows
+from pagetier.kernels.layout.tables import token_rows
 from virtual_clock import VirtualClock
 
 PAGE = 6016

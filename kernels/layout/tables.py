@@ -1,4 +1,6 @@
-"""The tables of a copy as structured arrays, whose rows are structs of the C core (shm/core/client/copy_tables.h).
+"""The tables of a copy: structured arrays, whose rows are structs of the C core (shm/core/client/copy_tables.h).
+
+They are read-only once they are validated; see frozen().
 
 PLANE: a plane of the cache.
     base        address of block 0, token 0, this rank's first head
@@ -18,6 +20,7 @@ TOKENS: the tokens of a page that are copied.
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -57,3 +60,37 @@ def row_bytes(planes: TableRows) -> int:
 def numbers_of(rows: TableRows) -> Numbers:
     """Returns the same memory as plain numbers, row after row, for kernels on a device."""
     return rows.reshape(-1).view(np.int64)
+
+
+def frozen(table: npt.NDArray[Any], dtype: npt.DTypeLike, *shape: int) -> npt.NDArray[Any]:
+    """Returns the table in C order and read-only, copying it only if someone else could write to it.
+
+    Args:
+        table: The table.
+        dtype: The required dtype.
+        *shape: The required length of each axis; -1 accepts any length.
+
+    Raises:
+        TypeError: The dtype differs.
+        ValueError: The shape differs.
+    """
+    if getattr(table, "dtype", None) != np.dtype(dtype):
+        raise TypeError(f"expected a table of {np.dtype(dtype)}, got {getattr(table, 'dtype', type(table).__name__)}")
+    axes = zip_longest(shape, table.shape)
+    if any(have is None or wanted not in (-1, have) for wanted, have in axes):
+        raise ValueError(f"expected a table of shape {shape}, got {table.shape}")
+    if _is_frozen(table) and table.flags.c_contiguous:
+        return table
+    copy = table.copy(order="C")
+    copy.flags.writeable = False
+    return copy
+
+
+def _is_frozen(table: npt.NDArray[Any]) -> bool:
+    """Returns whether the array and everything that it is a view of are read-only."""
+    base: Any = table
+    while isinstance(base, np.ndarray):
+        if base.flags.writeable:
+            return False
+        base = base.base
+    return base is None or isinstance(base, bytes)
