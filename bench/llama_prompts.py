@@ -125,7 +125,8 @@ def measure() -> Iterator[Result]:
         path = Path(os.environ.get("MODEL") or write_gemma3(Path(folder) / "random.gguf"))
         sizes: dict[str, Any] = {"n_ctx": USERS * (tokens + UBATCH), "n_batch": UBATCH, "n_ubatch": UBATCH}
         with Model(path) as model, Context(model, users=USERS, **sizes) as context:
-            cache = PromptCache(context.pointer, library=model.lib, model_files=[path], client=client)
+            own: dict[str, Any] = {"client": client, "page_tokens": UBATCH}
+            cache = PromptCache(context.pointer, library=model.lib, model_files=[path], **own)
             yield from results(context, cache, prompt)
             found = looked_up(client, cache, prompt)
             yield Result("keys and lookup", found * 1e3, "ms", f"{tokens - 1:,} tokens", REPORTED)

@@ -102,7 +102,9 @@ def work(task: Task, client: Client, model: Model) -> Report:
         send_event(Step("read the weights, and make a prompt cache"))
         warm_up(context)
         client.wait_attached(WAIT_S)
-        with PromptCache(context.pointer, library=model.lib, model_files=task.files, client=client) as cache:
+        with PromptCache(
+            context.pointer, library=model.lib, model_files=task.files, client=client, page_tokens=PAGE_TOKENS
+        ) as cache:  # shorter pages than fill frames, for a short prompt
             engine = Engine(context, cache, vocabulary)
             ours, theirs = engine.with_pagetier(prompt), engine.without(prompt)
     return Report(

@@ -34,7 +34,7 @@ def enable(
     Args:
         llama: The Llama. Its `n_batch` should be a multiple of its `n_ubatch`.
         client: The client; by default one that the cache closes.
-        page_tokens: The number of tokens in a page; by default `n_ubatch`.
+        page_tokens: The number of tokens in a page, a multiple of `n_ubatch`; by default as many as fill frames.
         salt: A text that separates tenants.
         library: The libllama that the Llama uses; by default that of its package.
 

@@ -55,6 +55,7 @@ class PagedState:
         self.kind = _kind_of(context)
         self._scratch = context.n_seq_max - 1
         self._buffer = np.empty(0, np.uint8)
+        self._probed_sizes: list[tuple[int, int]] = []
         self._empty = self._content(Flags.PARTIAL_ONLY) if self.split else np.empty(0, np.uint8)
         self._check_split(self._computed())
 
@@ -94,6 +95,12 @@ class PagedState:
                 return 0 <= first <= max(0, position - self.context.window)
             case _:
                 return first >= 0
+
+    def sizes_of(self, tokens: int) -> tuple[int, int]:
+        """Returns the bytes of the two halves of a page of so many tokens, if no layer is recurrent."""
+        one, two = self._probed_sizes
+        base, part = (first + (tokens - 1) * (second - first) for first, second in zip(one, two, strict=True))
+        return base, part
 
     def page_size(self, seq: int, page: int) -> tuple[int, int]:
         """Returns the bytes of the two halves of a page of a sequence."""
@@ -148,8 +155,10 @@ class PagedState:
         """Returns the state of two tokens, and leaves it in the scratch sequence."""
         self.context.remove(self._scratch)
         position = max(0, min(_FAR, self.context.n_ctx_train - len(_PROBED)))
+        self._probed_sizes.clear()
         for offset, token in enumerate(_PROBED):
             self.context.decode(token, position + offset, self._scratch)
+            self._probed_sizes.append(self._sizes())
         return self._content(Flags.WHOLE)
 
     def _check_split(self, whole: State) -> None:

@@ -14,7 +14,7 @@ from pagetier.client.engines.llama_cpp.context import LlamaContext
 from pagetier.client.engines.llama_cpp.hosts import Library, context_of
 from pagetier.client.engines.llama_cpp.library import Libllama
 from pagetier.client.engines.llama_cpp.loads import PageLoads
-from pagetier.client.engines.llama_cpp.page_groups import page_groups
+from pagetier.client.engines.llama_cpp.page_groups import filling_page_tokens, page_groups
 from pagetier.client.engines.llama_cpp.paged_state import PagedState
 from pagetier.client.engines.llama_cpp.sequence_tokens import SequenceTokens
 from pagetier.client.engines.llama_cpp.stores import PageStores
@@ -40,7 +40,7 @@ class PromptCache:
         library: The libllama that made it: a ctypes handle, or its path. A Llama needs none.
         model_files: The GGUF files of the model, all shards. A Llama needs none.
         client: The client; by default one that close() closes.
-        page_tokens: The number of tokens in a page; by default `n_ubatch`, of which it should be a multiple.
+        page_tokens: The number of tokens in a page, a multiple of `n_ubatch`; by default as many as fill frames.
         salt: A text that separates tenants.
 
     Attributes:
@@ -66,6 +66,8 @@ class PromptCache:
         host = context_of(llama, library, model_files)
         self._context = LlamaContext(Libllama(host.library), host.pointer)
         self._state = PagedState(self._context, page_tokens or self._context.n_ubatch)
+        if not page_tokens:
+            self._state.page_tokens = filling_page_tokens(self._state)
         self._own_client = client is None
         self.client = Client() if client is None else client
         self._files, self._salt = host.model_files, salt
@@ -132,7 +134,9 @@ class PromptCache:
         Yields:
             The positions of the next batch, which the host decodes before it continues.
         """
-        start, total, step = self.load(tokens, seq, present, timeout), len(np.asarray(tokens)), self.page_tokens
+        start, total = self.load(tokens, seq, present, timeout), len(np.asarray(tokens))
+        batch = self._context.n_ubatch
+        step = self.page_tokens if self.page_tokens % batch else batch
         while start < total:
             end = min(total, start // step * step + step)
             yield range(start, end)

@@ -15,6 +15,7 @@ from llama_driver import Context, Logits, Model, Tokens
 from llama_host import llama_host, prompt_of, uncached
 from pagetier.client import Client
 from pagetier.client.adapters import GroupKeys
+from pagetier.client.engines.llama_cpp import PromptCache
 from random_gguf import WRITERS
 
 ARENA = "64MiB"
@@ -146,3 +147,32 @@ def test_a_recurrent_state_in_place_cannot_be_cut(models: dict[str, Model], clie
         assert host.cache.load(prompt, present=PAGE) == 0
         assert np.array_equal(host.run(prompt)[1], expected)
         assert host.cache.load(prompt, present=2 * PAGE) == 3 * PAGE
+
+
+@pytest.mark.parametrize("params", CACHES, ids=ids)
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_the_size_of_a_page_is_known_before_there_is_one(
+    models: dict[str, Model], client: Client, name: str, params: dict[str, Any]
+) -> None:
+    with llama_host(models[name], client, **params) as host:
+        expected = host.cache._state.sizes_of(PAGE)
+        host.context.decode(prompt_of(PAGE, seed=9))
+        assert host.cache._state.page_size(0, 0) == expected
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_pages_of_two_batches_are_computed_in_batches(models: dict[str, Model], client: Client, name: str) -> None:
+    prompt, model = prompt_of(5 * PAGE + 9, seed=10), models[name]
+    for loaded in (0, 4 * PAGE):
+        with (
+            Context(model) as context,
+            PromptCache(
+                context.pointer, library=model.lib, model_files=[model.path], client=client, page_tokens=2 * PAGE
+            ) as cache,
+        ):
+            batches = [
+                (batch, context.decode(prompt[batch.start : batch.stop], batch.start))
+                for batch in cache.prefill(prompt)
+            ]
+        assert [batch.start for batch, _ in batches] == [*range(loaded, len(prompt), PAGE)]
+        assert np.array_equal(batches[-1][1], uncached(model, prompt))
