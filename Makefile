@@ -311,6 +311,7 @@ bench: venv $(VENV)/.kernels
 	@$(BIN)/python bench/match_lines.py
 	@$(BIN)/python bench/round_trip.py
 	@$(BIN)/python bench/hostcopy.py
+	@$(BIN)/python bench/row_copies.py
 	@$(BIN)/python bench/compression.py
 	@$(BIN)/python bench/large_host.py
 	@$(BIN)/python bench/disk.py

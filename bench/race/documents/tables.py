@@ -28,6 +28,12 @@ QUESTIONS = {
     "mooncake_question_of_256": "question for 256 pages, Mooncake; ours with the sizes",
     "match_p99_beside_a_stopped_store": "p99 of `match` beside an engine whose fleet's store is stopped, over idle",
 }
+ROW_FAMILIES = {
+    "dsa": "DSA, bfloat16",
+    "dsa_fp8": "DSA, FP8",
+    "deepseek_v4": "DeepSeek V4, tokens",
+    "deepseek_v4_ends": "DeepSeek V4, ends",
+}
 _SHARED = "requests_per_second_{}_percent_pagetier_over_native"
 
 Cells = Sequence[str]
@@ -146,6 +152,23 @@ def _ratio(result: dict[str, object]) -> Cells:
     return [f"{value} x ({low} to {high})", str(result["against"])]
 
 
+def _row_copies(sources: Sources) -> Section:
+    record = sources.record("row-copies")
+    by_name = {row["name"]: row for row in record["results"]}
+    rows = [[title, *_rows_of(by_name, name)] for name, title in ROW_FAMILIES.items()]
+    head = ["processor time", "match", "store", "load", "store over MLA", "load over MLA", "K and V over MLA"]
+    return Section(f"`bench/row_copies.py`; {record['device']}; {record['date']}.", [head, *rows])
+
+
+def _rows_of(by_name: dict[str, dict[str, object]], name: str) -> Iterator[str]:
+    for call in ("match", "store", "load"):
+        result = by_name[f"{call}_{name}_rows_over_attention"]
+        yield f"{result['value']:.2f} x" if result["met"] else f"**{result['value']:.2f} x**"
+    for call in ("store", "load"):
+        yield f"{by_name[f'{call}_{name}_rows_over_mla']['value']:.2f} x"
+    yield " and ".join(f"{by_name[f'{call}_{name}_attention_over_mla']['value']:.2f}" for call in ("store", "load"))
+
+
 def _huge_pages(sources: Sources) -> Section:
     index, copies, host = (sources.tables[name] for name in ("index", "copies", "large host"))
     rows = [*_both(copies, "store of one", "load of one", "store of eight"), *_reads(sources)]
@@ -171,6 +194,7 @@ SECTIONS: dict[str, Callable[[Sources], Section]] = {
     "readme": _readme,
     "index": _kept("index"),
     "copies": _kept("copies"),
+    "row copies": _row_copies,
     "disk": _kept("disk"),
     "fleet": _fleet,
     "questions": _questions,
