@@ -9,11 +9,12 @@ from unittest.mock import patch
 import msgspec
 import torch
 from sglang import version
+from sglang.kernels.ops.attention.dsv4.kv_layout import KVLayout
 from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 from sglang.srt.runtime_context import get_parallel
 
-from pagetier.client.engines.sglang.pools import device_pools, row_pools
+from pagetier.client.engines.sglang.pools import device_pools, host_pools, row_pools
 from pagetier.kernels.layout.cache_layout import cache_of
 
 _CHANGES: Final[Mapping[str, Callable[[Any, Any], object]]] = {
@@ -27,6 +28,9 @@ _CHANGES: Final[Mapping[str, Callable[[Any, Any], object]]] = {
     "checkpoints": lambda params, _: vars(params.req_to_token_pool).update(mamba_pool=None, mamba_ckpt_pool=object()),
     "index_k_page8": lambda _, pool: setattr(pool.c4_indexer_kv_pool, "index_k_page8", True),
     "index_k_rne": lambda _, pool: setattr(pool.c4_indexer_kv_pool, "index_k_rne", True),
+    "use_fp4_indexer": lambda _, pool: setattr(pool.c4_indexer_kv_pool, "use_fp4_indexer", True),
+    "kv_layout": lambda _, pool: setattr(pool.c4_kv_pool, "kv_layout", KVLayout.V41),
+    "kv_layout of windows": lambda _, pool: setattr(pool.swa_kv_pool, "kv_layout", KVLayout.V41),
 }
 
 
@@ -39,15 +43,29 @@ def change(what: str, params: Any) -> None:
 
 
 def forget(name: str) -> None:
-    """Makes pagetier forget a physical buffer: an entry of SGLang's, a kind of plane, or packed drafts; or a stage."""
-    if name in ("tokens", "layers"):
-        _forget_share(name)
-        return
-    if name == "stage":
-        from pagetier.client.engines.sglang.engine import model  # it has the version of SGLang
+    """Makes pagetier forget something: a physical buffer, a stage, a share of a rank, or that it refuses pipelines.
 
-        patch.object(model, "stage_of", lambda facts, _: facts).start()
-        return
+    A buffer is an entry of SGLang's, a kind of plane, "draft" for packed drafts, "index" for the index keys of DSA in a
+    hybrid model, or "state" for the last of the recurrent states.
+    """
+    match name:
+        case "tokens" | "layers":
+            _forget_share(name)
+        case "stage":
+            from pagetier.client.engines.sglang.engine import model  # it has the version of SGLang
+
+            patch.object(model, "stage_of", lambda facts, _: facts).start()
+        case "pipelines":
+            patch("pagetier.client.engines.sglang.linker.setup.require_known", lambda _: None).start()
+        case "state":
+            _forget_state()
+        case "index":
+            patch.object(device_pools, "sparse_rows", row_pools.latent_rows).start()
+        case _:
+            _forget_buffer(name)
+
+
+def _forget_buffer(name: str) -> None:
     rows = row_pools._tensors
 
     def some_rows(entries: Sequence[Any], layer: int) -> Iterable[Any]:
@@ -60,6 +78,22 @@ def forget(name: str) -> None:
     patch.object(row_pools, "_tensors", some_rows).start()
     some_planes = lambda layers: cache_of([[one for one in layer if one[0] != name] for layer in layers])  # noqa: E731
     patch.object(device_pools, "cache_of", some_planes).start()
+    if name == "draft":
+        layers = host_pools.layers_of
+        of_model = lambda pool, buffer: layers(pool, buffer)[: pool.target_layer_num]  # noqa: E731
+        patch.object(host_pools, "layers_of", of_model).start()
+
+
+def _forget_state() -> None:
+    pools = device_pools._state_pools
+
+    def some_states(*given: Any) -> tuple[Any, ...]:
+        (whole,) = pools(*given)
+        tensors: Any = whole.group.kv_caches
+        layers = [states[:-1] for states in tensors]
+        return (msgspec.structs.replace(whole, group=msgspec.structs.replace(whole.group, kv_caches=layers)),)
+
+    patch.object(device_pools, "_state_pools", some_states).start()
 
 
 def load_one_more(name: str) -> None:

@@ -66,6 +66,11 @@ class HostRank(Rank):
             hashes = get_storage_hash_str(key_of(number, self.spec.page), None, page_size=self.spec.page)
             assert self.controller.storage_backend.batch_exists(hashes) in (0, 1)
 
+    def reset_with_host(self) -> None:
+        """Empties the tree and the pools, those of the host too, as a restart of the engine does."""
+        self.reset()
+        self.host.overwrite()
+
     def restore(self, number: AnyPrompt, pages: int, request: str = "") -> Restored:
         """Matches a prompt, reads what the host lacks from the store, loads it back, and compares."""
         handle = CacheRequestHandle(request or f"request-{next(_NUMBERS)}", 0)
@@ -134,11 +139,11 @@ class HostRank(Rank):
         self.controller.storage_backend.close()
 
     def _match(self, number: AnyPrompt, pages: int) -> Any:
-        return self.cache.match_prefix(MatchPrefixParams(key=key_of(number, pages * self.spec.page)))
+        return self.cache.match_prefix(MatchPrefixParams(key=self._key(number, pages * self.spec.page)))
 
     def _prefetch(self, handle: CacheRequestHandle, number: AnyPrompt, pages: int) -> None:
         """Begins to read what the host lacks, as SGLang's scheduler does."""
-        found, key = self._match(number, pages), key_of(number, pages * self.spec.page)
+        found, key = self._match(number, pages), self._key(number, pages * self.spec.page)
         there, node = found.device_prefix_len + found.host_hit_length, found.last_host_node
         self.cache.prefetch_from_storage(
             handle,

@@ -33,6 +33,12 @@ class HostRows:
         self._asked.clear()
         self._before = Untouched(tensor for tensors in self._rows.values() for tensor in tensors)
 
+    def overwrite(self) -> None:
+        """Fills all rows with other bytes. No row may be in use."""
+        for tensors in self._rows.values():
+            for tensor in tensors:
+                tensor.view(torch.uint8).random_(0, 256)
+
     def only_asked(self) -> bool:
         """Returns whether nothing has changed since remember() but what SGLang has asked for."""
         return self._before.beside(

@@ -100,14 +100,18 @@ def model_layers(spec: Spec) -> int:
 
 
 def make_draft(spec: Spec, slots: int, heads: int) -> Any:
-    """Returns the pool of a draft model with one layer."""
-    match spec.kind:
+    """Returns the pool of a draft model with one layer. HiCache packs those whose rows are like the model's."""
+    match spec.kind if spec.draft == "packed" else "":
         case "dsa" | "dsa-fp8":
             return _sparse(slots, spec.page, 1, BF16 if spec.kind == "dsa" else FP8, 24 if spec.kind == "dsa" else 656)
         case "dsv4" | "dsv4.1":
             return _deepseek_v4(
                 slots, spec.page, [0], is_draft_worker=True, kv_layout="v4" if spec.kind == "dsv4" else "v41"
             )
+        case "mha":
+            return MHATokenToKVPool(slots, spec.page, BF16, heads, 128, 1, "cpu", False)
+        case "mla":
+            return MLATokenToKVPool(slots, spec.page, BF16, 24, 8, 1, "cpu", False)
         case _:
             return MHATokenToKVPool(slots, spec.page, BF16, heads, 8, 1, "cpu", False)
 

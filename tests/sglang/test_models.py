@@ -75,17 +75,32 @@ def test_every_number_of_ranks_reads_the_pages_of_every_other(
         (Spec("dsa", 64), "indexer"),
         (Spec("dsa", 64), "kv"),
         (Spec("dsa", 64, draft="packed"), "draft"),
+        (Spec("dsa-fp8", 64), "indexer"),
+        (Spec("dsa-swa", 64), "index"),
+        (Spec("mamba-dsa", 64), "index"),
+        (Spec("dsv4", 256), "swa"),
+        (Spec("dsv4", 256), "deepseek_v4_c4"),
+        (Spec("dsv4", 256), "deepseek_v4_c4_indexer"),
         (Spec("dsv4", 256), "deepseek_v4_c4_state"),
         (Spec("dsv4", 256), "deepseek_v4_c4_indexer_state"),
         (Spec("dsv4", 256), "deepseek_v4_c128"),
         (Spec("dsv4", 256, draft="packed"), "draft"),
+        (Spec("dsv4.1", 256), "deepseek_v4_c1"),
+        (Spec("dsv4.1", 256), "deepseek_v4_c1_indexer"),
+        (Spec("dsv4.1", 256), "deepseek_v4_c2"),
         (Spec("dsv4.1", 256), "deepseek_v4_c2_indexer"),
+        (Spec("dsv4.1", 256, draft="packed"), "draft"),
         (Spec("minimax-m3", 16), "index v"),
         (Spec("minimax-m3-fp4", 128), "index scale"),
+        (Spec("minimax-m3-fp4", 128), "v scale"),
         (Spec("mha-fp4", 16), "v scale"),
+        (Spec("mha-mxfp8", 128), "k scale"),
         (Spec("mla-fp4", 16), "scale"),
         (Spec("qsa", 16), "index k"),
+        (Spec("qsa", 16), "state"),
+        (Spec("mamba-mla", 16), "state"),
         (Spec("mha", 16, draft="side"), "draft 0 v"),
+        (Spec("minimax-m3", 16, draft="side"), "draft 0 k"),
     ],
     ids=lambda one: one.replace(" ", "-") if isinstance(one, str) else one.name,
 )
@@ -110,14 +125,17 @@ def test_pairs_of_tokens_and_tokens_have_other_pages(daemon: DiskDaemon, kind: s
         daemon.drop_all_pages()
 
 
-def test_formats_of_one_size_have_other_pages(daemon: DiskDaemon) -> None:
+@pytest.mark.parametrize(
+    "setting", ["index_k_page8", "index_k_rne", "use_fp4_indexer", "kv_layout", "kv_layout of windows"]
+)
+def test_formats_of_one_size_have_other_pages(daemon: DiskDaemon, setting: str) -> None:
     """The bytes of a pool have another meaning with another setting of the pool, which has the same sizes."""
     spec = Spec("dsv4", 256)
     with SglangEngine(spec, daemon.socket) as engine:
         engine.insert(1, PAGES)
-    for setting in ("index_k_page8", "index_k_rne"):
-        with SglangEngine(spec, daemon.socket, change=setting) as engine:
-            assert engine.restore(1, PAGES) == computed(spec)
+    with SglangEngine(spec, daemon.socket, change=setting) as engine:
+        assert eventually(lambda: "pagetier attached to" in engine.log, _WAIT_S), engine.log
+        assert engine.restore(1, PAGES) == computed(spec)
 
 
 @pytest.mark.parametrize("layout", ["", "page_first"])

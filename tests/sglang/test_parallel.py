@@ -178,6 +178,20 @@ def test_a_forgotten_stage_is_noticed(daemon: DiskDaemon) -> None:
         assert {result.loaded for result in results} == {tokens} and not all(result.equal for result in results)
 
 
+def test_sglang_compares_no_stages_of_a_linker(daemon: DiskDaemon) -> None:
+    """Why the linker refuses pipelines. Once this fails, SGLang may have a way to agree among the stages."""
+    spec = Spec("mha", 16, stages=2)
+    with SglangEngine(spec, daemon.socket, forget="pipelines") as engine:
+        engine.insert(1, PAGES)
+        engine.reset()
+        assert engine.match_only("waiting", 1, PAGES) == [PAGES * spec.page] * 2
+        engine.leave(1)
+        assert engine.queue_matched("waiting") == [PAGES * spec.page, 0], "one stage loads what the other computes"
+        engine.reset()
+        engine.find_at_most(1, 3)
+        assert engine.match_only("again", 1, PAGES)[0] == PAGES * spec.page
+
+
 def test_a_draft_model_beside_a_pipeline_is_refused(daemon: DiskDaemon) -> None:
     flags = {"speculative_algorithm": "EAGLE"}
     with SglangEngine(PIPELINE, daemon.socket, flags=flags) as engine:

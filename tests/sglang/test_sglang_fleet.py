@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import fleet_host
@@ -19,6 +20,8 @@ PAGE, PAGES = 64, 6
 SHORT = 3  # pages with less than 256 tokens
 KINDS = ("mha", "swa", "mamba")
 ROWS = ("dsa", "dsa-fp8", "dsv4", "dsv4.1", "minimax-m3")
+SHARES = (Spec("mla-fp8", PAGE, ranks=2, splits=2), Spec("dsa-split", PAGE, contexts=3))
+"""Engines in which each rank has pages of its own: it has a part of the tokens, or of the layers."""
 _WAIT_S = 60.0
 HANGS = pytest.mark.parametrize(
     "ask", [("--set", "remote.timeout=1h", "--set", "remote.ask_timeout=1h")]
@@ -52,7 +55,7 @@ def compute(host: FleetHost, spec: Spec) -> None:
     """Stores a prompt on a host, and waits until the fleet has all of its pages."""
     with SglangEngine(spec, host.daemon.socket) as engine:
         assert min(engine.insert(1, pages_of(spec))) >= 1
-        ranks = 1 if spec.kind == "mla" else spec.ranks  # HiCache's first rank stores the latents
+        ranks = 1 if spec.kind == "mla" or spec.splits > 1 else spec.ranks  # HiCache's first rank stores the latents
         stored = sum(slot.counts.stored_pages for slot in host.daemon.slots()) // ranks
         assert eventually(lambda: host.report.written >= stored >= pages_of(spec), _WAIT_S), host.report
 
@@ -79,9 +82,62 @@ def test_the_linker_finds_what_another_host_has_stored(
     find_what_another_host_has_stored(hosts, Spec(kind, PAGE, ranks=ranks))
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.kind in ROWS], ids=lambda spec: spec.name)
-def test_the_linker_finds_all_buffers_of_another_host(hosts: tuple[FleetHost, FleetHost], spec: Spec) -> None:
-    find_what_another_host_has_stored(hosts, spec)
+def test_the_linker_finds_all_buffers_of_another_host(
+    hosts: tuple[FleetHost, FleetHost], spec: Spec, ranks: int
+) -> None:
+    find_what_another_host_has_stored(hosts, msgspec.structs.replace(spec, ranks=ranks))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("spec", SHARES, ids=lambda spec: spec.name)
+def test_a_rank_whose_pages_were_evicted_reads_them_again(
+    hosts: tuple[FleetHost, FleetHost], spec: Spec, number: int
+) -> None:
+    """The other ranks have theirs in memory, which none of them loads alone: all load or compute the same."""
+    (here, there), pages = hosts, pages_of(spec)
+    compute(here, spec)
+    with SglangEngine(spec, there.daemon.socket) as engine:
+
+        def restored() -> bool:
+            result = engine.restore(1, pages)
+            assert result in (computed(spec), whole(spec, pages))
+            return bool(result == whole(spec, pages))
+
+        assert eventually(restored, _WAIT_S)
+        engine.reset()
+        read = there.fresh_report().read
+        assert eventually(lambda: any(engine.drop_of(number, "kv")), _WAIT_S)
+        assert eventually(restored, _WAIT_S)
+        assert eventually(lambda: there.report.read >= read + pages, _WAIT_S), "this rank has read its pages"
+        assert "Traceback" not in engine.log, engine.log
+    assert there.report.damaged == 0
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("kind", ["mha", "mla"])
+def test_a_stage_whose_pages_were_evicted_reads_them_again(
+    hosts: tuple[FleetHost, FleetHost], kind: str, stage: int
+) -> None:
+    """HiCache on two stages of two ranks: the other stage has its pages in memory, and both load the same prefix."""
+    spec, (here, there) = Spec(kind, PAGE, ranks=2, stages=2, layout="page_first"), hosts
+    compute(here, spec)
+    with SglangEngine(spec, there.daemon.socket, timeout=10.0) as engine:
+
+        def restored() -> bool:
+            engine.reset()
+            results = engine.restore(1, PAGES)
+            assert len(set(results)) == 1 and results[0].equal == (results[0].loaded > 0), results
+            return bool(results == whole(spec, PAGES))
+
+        assert eventually(restored, _WAIT_S)
+        engine.reset()
+        read = there.fresh_report().read
+        assert eventually(lambda: any(engine.drop_of_stage(stage, "kv")), _WAIT_S)
+        assert eventually(restored, _WAIT_S)
+        assert eventually(lambda: there.report.read >= read + PAGES, _WAIT_S), "this stage has read its pages"
+        assert not any(engine.leaked()) and "Traceback" not in engine.log, engine.log
 
 
 def test_the_linker_finds_what_another_host_has_compressed(tmp_path: Path) -> None:

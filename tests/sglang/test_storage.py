@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+import msgspec
 import pytest
 
 from disk_daemon import DiskDaemon
@@ -20,6 +21,9 @@ SPECS = [
     *(Spec("mha", page, ranks=1, layout=layout) for page in (1, 64) for layout in LAYOUTS[1::2]),
     *(Spec(kind, 16, ranks=2, layout=layout) for kind in ("mla", "swa", "mamba") for layout in OF_KINDS[kind]),
     *(Spec(kind, page, ranks=1, layout="page_first") for kind in ("swa", "mamba") for page in (1, 64)),
+]
+DRAFTS = [
+    Spec(kind, 16, ranks=2, layout=layout, draft="packed") for kind in ("mha", "mla") for layout in OF_KINDS[kind]
 ]
 _PAGES = {1: 96, 16: 10, 64: 6}
 _WAIT_S = 60.0
@@ -39,6 +43,42 @@ def test_a_prompt_has_the_same_bytes_in_this_engine_and_in_the_next(daemon: Disk
         assert not any(engine.leaked()) and "Traceback" not in engine.log, engine.log
     with SglangEngine(spec, daemon.socket) as other:
         assert other.restore(2, pages) == whole(spec, pages)
+
+
+@pytest.mark.parametrize("spec", DRAFTS, ids=lambda spec: spec.name)
+def test_packed_layers_of_a_draft_are_a_part_of_the_pages(daemon: DiskDaemon, spec: Spec) -> None:
+    """All bytes of the model's and the draft's pools are compared, in this engine and in a new process, from disk."""
+    with SglangEngine(spec, daemon.socket) as engine:
+        for number in (1, 2):
+            engine.insert(number, 8)
+        engine.reset_with_host()
+        assert engine.restore(1, 8) == whole(spec, 8)
+        assert not any(engine.leaked()) and "Traceback" not in engine.log, engine.log
+    with SglangEngine(spec, daemon.socket, timeout=30.0) as other:
+        assert other.restore(2, 8) == whole(spec, 8)
+        daemon.save()
+        daemon.flush("memory")
+        other.reset_with_host()
+        assert other.restore(1, 8) == whole(spec, 8)
+
+
+@pytest.mark.parametrize("spec", [DRAFTS[1], DRAFTS[5]], ids=lambda spec: spec.name)
+def test_a_forgotten_draft_is_noticed(daemon: DiskDaemon, spec: Spec) -> None:
+    with SglangEngine(spec, daemon.socket, forget="draft") as engine:
+        engine.insert(1, 8)
+        engine.reset_with_host()
+        assert all(result.loaded == 8 * spec.page and not result.equal for result in engine.restore(1, 8))
+
+
+def test_an_engine_with_a_draft_shares_nothing_with_one_without_it(daemon: DiskDaemon) -> None:
+    """Whichever has stored first."""
+    drafting, plain = DRAFTS[1], msgspec.structs.replace(DRAFTS[1], draft="")
+    for first, second in ((plain, drafting), (drafting, plain)):
+        with SglangEngine(first, daemon.socket) as engine:
+            engine.insert(1, 8)
+        with SglangEngine(second, daemon.socket) as engine:
+            assert not any(result.hit or result.loaded for result in engine.restore(1, 8))
+        daemon.drop_all_pages()
 
 
 @pytest.mark.parametrize("kind", OF_KINDS)

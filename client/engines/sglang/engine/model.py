@@ -156,9 +156,14 @@ def described_pools(params: Any, components: Any) -> Any:
 def require_known(params: Any) -> None:
     """Rejects a version or a parallelism of SGLang with which the linker caches nothing.
 
-    A load of the linker must succeed on all stages of a pipeline or on none. The first stage computes a batch before
-    the others load for it, and SGLang gives them no way to tell it that they could not: they would drop a request that
-    it continues with. HiCache has loaded into host memory on all stages before any of them begins.
+    A load of the linker must succeed on all stages of a pipeline or on none. In SGLang 0.5.23 nothing of a linker is
+    compared among stages: neither what they have found (unified_cache_linker.py:363), nor whether they have loaded it
+    (:586), nor how many offloads have ended, which determines what each stage may evict (unified_radix_cache.py:3659).
+    A linker could ask for the pages of all stages and hand the first stage's answer on, but not undo a load: the first
+    stage has computed a batch, and sent it on (scheduler_pp_mixin.py), before the next one loads for it, and what that
+    one says of its requests (scheduler.py:4927) stays there. It would drop a request that the first stage continues
+    with, or compute with rows that were not loaded. HiCache has loaded into host memory on all stages before any of
+    them begins.
 
     Args:
         params: SGLang's CacheInitParams.
