@@ -57,7 +57,16 @@ class _Equations:
         return [0.0 for _ in self._among]
 
     def least(self, quantities: Sequence[float]) -> float:
-        """Returns the least time that the factors allow, since measurements are noisy; 0 before the first one.
+        """Returns the least time that the measurements allow; 0 before the first one."""
+        expected, error = self._bounded(quantities)
+        return max(0.0, expected - error)
+
+    def most(self, quantities: Sequence[float]) -> float:
+        """Returns the most time that the measurements allow; infinite before the first one."""
+        return sum(self._bounded(quantities))
+
+    def _bounded(self, quantities: Sequence[float]) -> tuple[float, float]:
+        """Returns the expected time, and the error that it may have since measurements are noisy.
 
         The error is that of a line, whose quantities are the constant and what the others take together.
         """
@@ -67,10 +76,10 @@ class _Equations:
         constants, both, squares = self._squares[0][0], products[0], _sum_of_products(products, others)
         certain = (1 + _DAMPING_OF_CONSTANT) * constants * squares - both**2
         if certain <= 0:
-            return 0.0
+            return 0.0, math.inf
         constant, other = float(quantities[0]), _sum_of_products(others, quantities)
         variance = (squares * constant**2 - 2 * both * constant * other + constants * other**2) / certain
-        return max(0.0, factors[0] * constant + other - _NOISE * math.sqrt(max(0.0, variance)))
+        return factors[0] * constant + other, _NOISE * math.sqrt(max(0.0, variance))
 
     def _solved(self, used: Sequence[int]) -> list[float]:
         """Returns the factors of the quantities in `used` if there are no others, by Gaussian elimination."""
@@ -127,12 +136,13 @@ class MeasuredTime:
     def learn(self, quantities: Sequence[float], seconds: float) -> None:
         """Adds a measurement.
 
-        One that took far longer than expected counts in full only if the one before did too, and then all earlier ones
-        count as slower. The second one in a row that was far faster counts more than all slow ones.
+        One that took far longer than expected, and than the earlier ones allow, counts in full only if the one before
+        did too, and then all earlier ones count as slower. The second one in a row that was far faster counts more than
+        all slow ones.
         """
         weighed = seconds
         if self._learned >= _FIRST:
-            seconds, weighed = self._believed(seconds, max(_SHORTEST_S, self.seconds(quantities)))
+            seconds, weighed = self._believed(seconds, quantities)
         # Errors count in proportion to the time, so that a short one is known as well as a long one.
         unit = max(weighed, _SHORTEST_S)
         self.equations.scale(self._kept, self._kept)
@@ -140,8 +150,12 @@ class MeasuredTime:
         self.weight = self._kept * self.weight + 1
         self._factors, self._learned = None, self._learned + 1
 
-    def _believed(self, seconds: float, expected: float) -> tuple[float, float]:
+    def _believed(self, seconds: float, quantities: Sequence[float]) -> tuple[float, float]:
         """Returns what counts of a measurement, and the time in proportion to which its error counts."""
+        expected = max(_SHORTEST_S, self.seconds(quantities))
+        if _SURPRISE * expected < seconds <= self.equations.most(quantities):
+            self._direction = 0
+            return seconds, seconds  # no outlier: no earlier one was long enough to say how long it takes
         direction = int(seconds > _SURPRISE * expected) - int(seconds * _SURPRISE < expected)
         again, self._direction = direction == self._direction, direction
         if direction > 0 and not again:
