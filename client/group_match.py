@@ -53,7 +53,7 @@ class Lookup(msgspec.Struct, frozen=True):
         disk_tokens: Tokens that were found from that page on, except for those of the fleet.
         missed_tokens: Tokens of full pages that were not found.
         remote_tokens: Tokens that were found from the first page on that came from the fleet.
-        slower_tokens: Those of the missed tokens that disk or fleet have, and that are computed because that is faster.
+        slower_tokens: Those of the missed tokens that a tier has, and that are computed because that is faster.
     """
 
     hit_pages: int

@@ -6,12 +6,15 @@ times are linear in a few quantities whose factors are learned, so that a decisi
 - *Computing* the tokens from `begins` to `ends` takes `a * tokens + b * attended`, where each token attends to all
   before it. Each step also takes a time of its own, which does not count: a request that loads needs a step too.
   Steps that compute no prompt say how long it is, since short steps of one length do not.
-- *Loading* them takes `latency + (tokens + queued) / rate`, where `queued` are the tokens that this engine awaits from
-  the tier already. Reads of other engines show in the measured latency and rate.
+- *Reading* them into memory takes `latency + (tokens + queued) / rate`, where `queued` are the tokens that this engine
+  awaits from the tier already. Reads of other engines show in the measured latency and rate.
+- *Copying* them from memory to the engine takes `latency + tokens / rate`. So loading from memory is copying, and
+  loading from another tier is both.
 
 Nobody knows of a tier that is not read whether it is still slow, nor of one from which only short prefixes are read
 how long other ones take. So one read in a while is a probe: no request waits for it, and if it is fast, loading begins
-again. And an engine that loads computes only the ends of prompts. So one prefix in a while is computed although that
+again. A probe of memory is a load for which its request waits, so that only a small part of the time is spent on them.
+And an engine that loads computes only the ends of prompts. So one prefix in a while is computed although that
 seems slower, until steps of some length were measured, where the measurements allow that it is faster. Its first step
 is no such measurement, since it may do what an engine does once.
 """
@@ -28,7 +31,7 @@ from typing import Final
 
 from pagetier.client.arguments import seconds_of
 from pagetier.client.measured_time import TimeByKind
-from pagetier.client.tier_speed import LowerTier, SentRead, TierSpeed
+from pagetier.client.tier_speed import CopySpeed, LoadTier, SentRead, TierSpeed
 
 _STEPS: Final = 16  # of each kind that say how fast the engine is, which changes little
 _LONG: Final = 256  # tokens of a step, from which on the time of longer ones follows
@@ -48,21 +51,23 @@ class LoadMode(StrEnum):
     NEVER = "never"
 
 
-def load_modes(text: str) -> dict[LowerTier, LoadMode]:
+def load_modes(text: str) -> dict[LoadTier, LoadMode]:
     """Returns the setting `load` of an engine: a mode, or one for each tier as in `disk=always,remote=never`.
 
-    A tier that is not named is loaded from as measured.
+    A tier that is not named is loaded from as measured. So is memory if the mode is `never`, without a tier: without
+    memory nothing can be loaded.
 
     Raises:
         ValueError: A tier or a mode is unknown.
     """
     try:
         if "=" not in text:
-            return dict.fromkeys(LowerTier, LoadMode(text))
+            lower = (LoadTier.DISK, LoadTier.FLEET) if text == LoadMode.NEVER else tuple(LoadTier)
+            return dict.fromkeys(lower, LoadMode(text))
         named = dict(part.strip().split("=", 1) for part in text.split(","))
-        return {LowerTier(tier): LoadMode(mode) for tier, mode in named.items()}
+        return {LoadTier(tier): LoadMode(mode) for tier, mode in named.items()}
     except ValueError:
-        modes, tiers = ", ".join(LoadMode), " and ".join(LowerTier)
+        modes, tiers = ", ".join(LoadMode), ", ".join(LoadTier)
         raise ValueError(
             f'load must be one of {modes}, or TIER=MODE for {tiers}, separated by commas, not "{text}"'
         ) from None
@@ -92,12 +97,15 @@ class LoadOrCompute:
         modes: When prefixes are loaded, see load_modes().
     """
 
-    def __init__(self, modes: Mapping[LowerTier, LoadMode] = MappingProxyType({})) -> None:
-        self._modes = {tier: modes.get(tier, LoadMode.MEASURED) for tier in LowerTier}
+    def __init__(self, modes: Mapping[LoadTier, LoadMode] = MappingProxyType({})) -> None:
+        self._modes = {tier: modes.get(tier, LoadMode.MEASURED) for tier in LoadTier}
+        if self._modes[LoadTier.MEMORY] is LoadMode.NEVER:  # all pages come from memory in the end
+            self._modes = dict.fromkeys(LoadTier, LoadMode.NEVER)
         self._computing = TimeByKind(3, _STEPS)
         self._has_computed = False
         self._tried_at, self._loaded_s = -math.inf, 0.0
-        self._tiers = {tier: TierSpeed() for tier in LowerTier}
+        self._copying = CopySpeed()
+        self._tiers = {tier: TierSpeed() for tier in (LoadTier.DISK, LoadTier.FLEET)}
         self._lock = threading.Lock()
 
     def computed(self, tokens: int, attended: float, seconds: float) -> None:
@@ -114,8 +122,8 @@ class LoadOrCompute:
             self._has_computed = self._has_computed or tokens > 0
             self._computing.learn(kind, (1.0, tokens, attended), seconds)
 
-    def decide(self, tier: LowerTier, needed: range, now: float, awaited: int = 0) -> Decision:
-        """Decides what becomes of a part of a prompt that a tier has.
+    def decide(self, tier: LoadTier, needed: range, now: float, awaited: int = 0) -> Decision:
+        """Decides what becomes of a part of a prompt that a tier has. A probe of memory is a load.
 
         Args:
             tier: The tier.
@@ -129,26 +137,33 @@ class LoadOrCompute:
         if (mode := self._modes[tier]) is not LoadMode.MEASURED:
             return Decision.LOAD if mode is LoadMode.ALWAYS else Decision.NEVER
         with self._lock:
-            speed = self._tiers[tier]
-            loading, computing = speed.expected(len(needed) - awaited, now), self._saved(needed)
+            copying, computing = self._copying.expected(len(needed)), self._saved(needed)
+            loading = copying + (self._tiers[tier].expected(len(needed) - awaited, now) if tier in self._tiers else 0.0)
             if loading <= computing:
                 if not awaited and self._take_try(needed, computing, loading, now):
                     return Decision.TRY
                 self._loaded_s += loading
                 return Decision.LOAD
-            probes = speed.take_probe(now, len(needed) - awaited, computing)
+            if tier is LoadTier.MEMORY:
+                return Decision.LOAD if self._copying.take_probe(copying, computing) else Decision.COMPUTE
+            probes = self._tiers[tier].take_probe(now, len(needed) - awaited, computing - copying)
             return Decision.PROBE if probes else Decision.COMPUTE
 
-    def asks(self, tier: LowerTier, needed: range, now: float) -> bool:
+    def copied(self, tokens: int, seconds: float) -> None:
+        """Records how long it took to copy tokens from memory to the engine."""
+        with self._lock:
+            self._copying.learn(tokens, seconds)
+
+    def asks(self, tier: LoadTier, needed: range, now: float) -> bool:
         """Returns whether a tier is asked for these tokens: if it had them, it would be read, maybe as a probe."""
         if (mode := self._modes[tier]) is not LoadMode.MEASURED:
             return mode is LoadMode.ALWAYS
         with self._lock:
-            speed = self._tiers[tier]
-            tokens, computing = len(needed), self._saved(needed)
+            speed, tokens = self._tiers[tier], len(needed)
+            computing = self._saved(needed) - self._copying.expected(tokens)
             return speed.expected(tokens, now) <= computing or speed.probe_is_due(now, tokens, computing)
 
-    def longest_wait(self, tier: LowerTier, needed: range) -> float:
+    def longest_wait(self, tier: LoadTier, needed: range) -> float:
         """Returns for how many seconds a request waits for these tokens: a little longer than computing takes.
 
         So a request for which a tier does not answer takes at most 2.25 times as long as computing alone, and a read
@@ -159,17 +174,17 @@ class LoadOrCompute:
         with self._lock:
             return _PATIENCE * self._saved(needed)
 
-    def probe(self, tier: LowerTier, now: float) -> Decision:
+    def probe(self, tier: LoadTier, now: float) -> Decision:
         """Decides what becomes of tokens that cannot come in time; see decide()."""
         with self._lock:
             return Decision.PROBE if self._tiers[tier].take_probe(now, 0, 0.0) else Decision.COMPUTE
 
-    def part_in_time(self, tier: LowerTier, tokens: int, seconds: float) -> float:
+    def part_in_time(self, tier: LoadTier, tokens: int, seconds: float) -> float:
         """Returns which part of these tokens a tier brings within some seconds, at most 1."""
         with self._lock:
             return self._tiers[tier].part_in_time(tokens, seconds)
 
-    def sent(self, tier: LowerTier, tokens: int, timeout: float, now: float) -> SentRead:
+    def sent(self, tier: LoadTier, tokens: int, timeout: float, now: float) -> SentRead:
         """Returns the record of a read that was sent at `now`, for ended().
 
         Args:

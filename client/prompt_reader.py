@@ -19,7 +19,7 @@ from pagetier.client.keys import Keys
 from pagetier.client.load_or_compute import Decision, LoadOrCompute
 from pagetier.client.match import Match, rematched
 from pagetier.client.pending_request import PendingRequest
-from pagetier.client.tier_speed import LowerTier, SentRead
+from pagetier.client.tier_speed import LoadTier, SentRead
 from pagetier.shm import clock
 from pagetier.shm.clock import Deadline
 from pagetier.shm.failpoints import point
@@ -131,7 +131,7 @@ class PromptReader:
         if session is None or not (on_disk or (session.asks_fleet and deadline.left)):
             return None
         attachment.wait_linked(deadline.left)
-        disk = self.rule.decide(LowerTier.DISK, on_disk, clock.now()) if on_disk else Decision.LOAD
+        disk = self.rule.decide(LoadTier.DISK, on_disk, clock.now()) if on_disk else Decision.LOAD
         if disk is not Decision.LOAD:  # what the fleet has comes after these pages
             if disk is Decision.PROBE:
                 self._read(found, None, on_disk, deadline).start()
@@ -150,10 +150,10 @@ class PromptReader:
 
     def _ask(self, found: GroupMatch, needed: range, deadline: Deadline, timeout: float) -> Location | None:
         """Returns what the fleet has of the tokens after a match; None if it has none, or is not worth asking."""
-        if not timeout or not self.rule.asks(LowerTier.FLEET, needed, clock.now()):
+        if not timeout or not self.rule.asks(LoadTier.FLEET, needed, clock.now()):
             return None
         location = request_location(self._client.attachment, found, deadline.left)
-        longest = self.rule.longest_wait(LowerTier.FLEET, needed)
+        longest = self.rule.longest_wait(LoadTier.FLEET, needed)
         return location if location.wait(min(timeout, longest)) else None
 
     def _read(self, found: GroupMatch, hit: LocatedHit | None, needed: range, deadline: Deadline) -> TierRead:
@@ -165,7 +165,7 @@ class PromptReader:
             needed: The tokens that the engine would compute otherwise.
             deadline: The end of the wait.
         """
-        tier, begins = (LowerTier.FLEET, found.available_tokens) if hit else (LowerTier.DISK, found.tokens)
+        tier, begins = (LoadTier.FLEET, found.available_tokens) if hit else (LoadTier.DISK, found.tokens)
         tokens, keys = (hit.tokens, hit.keys) if hit else (found.available_tokens, found.missing())
         # The disk gets a little less time than the caller has, so that a response that does not come in time is the
         # daemon's fault and not the disk's.
@@ -228,11 +228,11 @@ def choose_hit(
     hit = _long_enough(location.longest_hit(), begins + least)
     if hit is None:
         return None, Decision.COMPUTE
-    part = rule.part_in_time(LowerTier.FLEET, hit.tokens - begins, timeout)
+    part = rule.part_in_time(LoadTier.FLEET, hit.tokens - begins, timeout)
     in_time = hit if part == 1 else _long_enough(location.longest_hit(part * hit.fleet_bytes), begins + least)
     if in_time is None:
-        return hit, rule.probe(LowerTier.FLEET, clock.now())
-    return in_time, rule.decide(LowerTier.FLEET, range(begins, in_time.tokens), clock.now())
+        return hit, rule.probe(LoadTier.FLEET, clock.now())
+    return in_time, rule.decide(LoadTier.FLEET, range(begins, in_time.tokens), clock.now())
 
 
 def _measured(rule: LoadOrCompute, pending: PendingRequest[int], read: SentRead, pages: int) -> Callable[[], None]:

@@ -16,11 +16,14 @@ _PROBE_READS: Final = 100  # and the reads for each of them
 _PROBE_LATEST_S: Final = 4.0  # and the time after which a probe is due, however few requests there are
 _NO_ANSWER: Final = 0.8  # of its timeout: a read that failed by then was refused, and says nothing about the speed
 _LEAST_PART: Final = 0.1  # of a read that the timeout ended
+_COPIES: Final = 16  # that say how fast pages are copied, which changes little
+_PROBE_PART: Final = 0.05  # of what computing has taken since the last one, that a probe of memory may cost
 
 
-class LowerTier(StrEnum):
-    """A tier below memory."""
+class LoadTier(StrEnum):
+    """A tier from which pages are loaded. Those of the lower ones come into memory first."""
 
+    MEMORY = "memory"
     DISK = "disk"
     FLEET = "remote"
 
@@ -36,11 +39,42 @@ class SentRead(msgspec.Struct, eq=False):
         timeout: The seconds that the tier has for it.
     """
 
-    tier: LowerTier
+    tier: LoadTier
     tokens: int
     queued: int
     sent_at: float
     timeout: float
+
+
+class CopySpeed:
+    """What copies of pages from memory to the engine take, by those that have ended.
+
+    They are not judged while they run: an engine learns only at the end of a step what has ended long before.
+    """
+
+    def __init__(self) -> None:
+        self._time = MeasuredTime(2, _COPIES)
+        self._computed_s = 0.0  # since the last probe
+
+    def expected(self, tokens: int) -> float:
+        """Returns the seconds that a copy of so many tokens takes; 0 before the first one."""
+        return self._time.seconds((1.0, tokens)) if self._time.known else 0.0
+
+    def learn(self, tokens: int, seconds: float) -> None:
+        """Adds a measurement."""
+        self._time.learn((1.0, tokens), seconds)
+
+    def take_probe(self, copying: float, computing: float) -> bool:
+        """Counts a prefix that is computed faster, and decides about a probe, for which a request waits.
+
+        Returns:
+            Whether it is copied: so seldom that it costs little beside all that is computed.
+        """
+        self._computed_s += computing
+        if copying - computing > _PROBE_PART * self._computed_s:
+            return False
+        self._computed_s = 0.0
+        return True
 
 
 class TierSpeed:

@@ -122,8 +122,13 @@ class CopyJob(ABC):
         """Records the event of the last piece, which was enqueued."""
 
     @abstractmethod
-    def completed(self) -> None:
-        """Records that the oldest piece in flight has completed."""
+    def completed(self, began: float, ended: float) -> None:
+        """Records that the oldest piece in flight has completed.
+
+        Args:
+            began: From when on it may have been copied, by the clock; infinite if that is not known.
+            ended: When it was found to be copied.
+        """
 
     @abstractmethod
     def piece_failed(self, reason: str) -> None:

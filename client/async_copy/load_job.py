@@ -13,6 +13,7 @@ the daemon releases its pins; the pages are not changed.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 
@@ -36,6 +37,7 @@ class LoadingJob(CopyJob):
         pages: The number of pages.
         layers: The number of layers.
         reason: Why the load failed, or empty.
+        span: See LoadHandle.span.
     """
 
     has_work_after_each_piece = False  # who needs a layer waits for its event
@@ -53,6 +55,7 @@ class LoadingJob(CopyJob):
         self._valid = layers
         self._ended = source is None
         self._began_ns = 0
+        self.span = math.inf, -math.inf
 
     def event(self, layer: int) -> Event | None:
         """Returns the event of a layer, or None if the layer is not or cannot be enqueued."""
@@ -90,9 +93,10 @@ class LoadingJob(CopyJob):
         self._events.append(event)
         self._notify()
 
-    def completed(self) -> None:
+    def completed(self, began: float, ended: float) -> None:
         """Implements CopyJob.completed(). A layer is in the cache."""
         self._completed += 1
+        self.span = min(self.span[0], began), ended
         self._end_if_completed()
 
     def piece_failed(self, reason: str) -> None:
@@ -158,6 +162,14 @@ class LoadHandle:
         Empty otherwise.
         """
         return self._job.reason or (self._gate.reason if self._gate is not None else "")
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """From when and until when layers were copied so far, by the clock; infinite while that is not known.
+
+        It is without the wait for the event given as `after`.
+        """
+        return self._job.span
 
     @property
     def ended(self) -> bool:

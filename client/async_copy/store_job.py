@@ -119,7 +119,7 @@ class StoringJob(CopyJob):
     def enqueued(self, event: Event) -> None:
         """Implements CopyJob.enqueued(). Only the stream queue waits for the event."""
 
-    def completed(self) -> None:
+    def completed(self, began: float, ended: float) -> None:
         """Implements CopyJob.completed().
 
         Publishes the oldest chunk in flight, unless the store was cancelled or has failed.

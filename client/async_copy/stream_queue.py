@@ -168,7 +168,7 @@ class StreamQueue:
             gated |= flight.job is None
             if flight.job is not None:
                 self._pieces_in_flight -= 1
-                flight.job.completed()
+                flight.job.completed(math.inf if gated else max(flight.launched, self._last_completed), now)
         if nbytes and not gated:
             self._rate.record(nbytes, now - max(began, self._last_completed))
         if began < math.inf:

@@ -18,7 +18,7 @@ from pagetier.client.fleet_lookup import LocatedHit, Location
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.load_or_compute import Decision, LoadOrCompute
 from pagetier.client.prompt_reader import choose_hit
-from pagetier.client.tier_speed import LowerTier
+from pagetier.client.tier_speed import LoadTier
 from pagetier.shm import clock
 
 _LATE_S: Final = 0.1  # by which a daemon that works is late at most
@@ -131,7 +131,7 @@ class FleetReads:
             The question, maybe that of another request with the same first missing page; None if none is asked.
         """
         needed, now = range(max(match.available_tokens, known_tokens), match.asked), clock.now()
-        if len(needed) < self.limits.least or not self._rule.asks(LowerTier.FLEET, needed, now):
+        if len(needed) < self.limits.least or not self._rule.asks(LoadTier.FLEET, needed, now):
             return None
         key = match.first_key_after(match.available_tokens)
         for ended in [one for one in self._open.values() if one.ended or one.is_late(now - _FORGOTTEN_S)]:
@@ -173,7 +173,7 @@ class FleetReads:
             read.end()
             return
         timeout = max(self.limits.timeout, _LEAST_S)
-        sent = self._rule.sent(LowerTier.FLEET, hit.tokens - begins, timeout, clock.now())
+        sent = self._rule.sent(LoadTier.FLEET, hit.tokens - begins, timeout, clock.now())
         prefetch = self._client.prefetch(hit, timeout)
         read.begin_read(hit, prefetch, in_time=decision is Decision.LOAD)
 

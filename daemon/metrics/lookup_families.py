@@ -32,7 +32,7 @@ def lookup_families(sample: Sample) -> Iterator[Metric]:
         tokens |= {(REMOTE, "hit"): remote, (REMOTE, "miss"): missed}
     about = "Tokens of looked-up prompts: a hit in the tier that gave them; each tier: of those not found before it."
     yield counters("lookup_tokens", about, ["tier", "result"], tokens)
-    about = "Tokens that disk or fleet had, and that engines computed because loading them was slower."
+    about = "Tokens that a tier had, and that engines computed because loading them was slower."
     yield counter("slower_tokens", about, counts.slower_tokens)
 
 

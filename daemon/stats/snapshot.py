@@ -132,7 +132,7 @@ class LookupStats(msgspec.Struct, frozen=True, kw_only=True):
             the first page on disk on.
         remote_tokens: Tokens of pages that were only in the fleet, and were loaded by an engine's connector.
         missed_tokens: All other tokens, including those on disk that were not read in time or not waited for.
-        slower_tokens: Those of them that disk or fleet have, and that an engine has computed because that is faster.
+        slower_tokens: Those of them that a tier has, and that an engine has computed because that is faster.
     """
 
     lookups: int

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pagetier.client.load_or_compute import Decision, LoadOrCompute, attended
-from pagetier.client.tier_speed import LowerTier
+from pagetier.client.tier_speed import LoadTier
 from seeded_random import chance
 
 TIMEOUT_S = 1000.0
@@ -63,11 +63,11 @@ def run(engine: Engine, random: np.random.Generator, noisy: float = 0.05) -> Ite
         whole = engine.step + engine.computing(0, engine.length)
         rule.computed(engine.length, attended(range(engine.length)), engine.first * whole * noise())
     while True:
-        decision = rule.decide(LowerTier.DISK, range(engine.pages), now)
+        decision = rule.decide(LoadTier.DISK, range(engine.pages), now)
         reading, computing = engine.reading() * noise(), engine.computing(0, engine.pages) * noise()
         if decision in (Decision.LOAD, Decision.PROBE):
-            rule.ended(rule.sent(LowerTier.DISK, engine.pages, TIMEOUT_S, now), 1.0, now + reading)
-        waits = min(reading, rule.longest_wait(LowerTier.DISK, range(engine.pages)))
+            rule.ended(rule.sent(LoadTier.DISK, engine.pages, TIMEOUT_S, now), 1.0, now + reading)
+        waits = min(reading, rule.longest_wait(LoadTier.DISK, range(engine.pages)))
         loads = decision is Decision.LOAD and waits == reading
         begins = engine.pages if loads else 0
         own = engine.step * noise() + engine.computing(engine.pages, engine.length) * noise()
@@ -136,7 +136,7 @@ def test_what_long_steps_take_is_not_forgotten() -> None:
     rule.computed(3000, attended(range(3000)), engine.step + engine.computing(0, 3000))
     for _ in range(1000):
         rule.computed(56, attended(range(2944, 3000)), engine.step + engine.computing(2944, 3000))
-    assert rule.longest_wait(LowerTier.DISK, range(2944)) == pytest.approx(1.25 * engine.computing(0, 2944), rel=0.1)
+    assert rule.longest_wait(LoadTier.DISK, range(2944)) == pytest.approx(1.25 * engine.computing(0, 2944), rel=0.1)
 
 
 def test_one_request_is_tried_at_a_time_and_few_of_all() -> None:
@@ -145,13 +145,13 @@ def test_one_request_is_tried_at_a_time_and_few_of_all() -> None:
     assert found.count(Decision.TRY) <= 2 and found.count(Decision.LOAD) >= len(found) - 3
     for _ in range(2):
         rule.computed(3000, attended(range(3000)), 0.09)
-    rule.ended(rule.sent(LowerTier.DISK, 10_000, TIMEOUT_S, 0.0), 1.0, 0.2)
-    now, several = 1.0, [rule.decide(LowerTier.DISK, range(10_000), 1.0 + at / 100) for at in range(50)]
+    rule.ended(rule.sent(LoadTier.DISK, 10_000, TIMEOUT_S, 0.0), 1.0, 0.2)
+    now, several = 1.0, [rule.decide(LoadTier.DISK, range(10_000), 1.0 + at / 100) for at in range(50)]
     assert several == [Decision.LOAD] * 50, "it has been measured"
     rule = LoadOrCompute()
     rule.computed(56, 0.0, 1e-3)
-    rule.ended(rule.sent(LowerTier.DISK, 2944, TIMEOUT_S, 0.0), 1.0, 0.03)
-    several = [rule.decide(LowerTier.DISK, range(2944), now + at / 100) for at in range(50)]
+    rule.ended(rule.sent(LoadTier.DISK, 2944, TIMEOUT_S, 0.0), 1.0, 0.03)
+    several = [rule.decide(LoadTier.DISK, range(2944), now + at / 100) for at in range(50)]
     assert several == [Decision.TRY] + [Decision.LOAD] * 49
 
 

@@ -13,7 +13,7 @@ from fake_disk import FakeDiskDaemon
 from keyed_pages import pages_of, prompt, store
 from pagetier.client import Client
 from pagetier.client.load_or_compute import LoadMode, LoadOrCompute
-from pagetier.client.tier_speed import LowerTier
+from pagetier.client.tier_speed import LoadTier
 from pagetier.shm import clock
 
 PAGE = 5000
@@ -60,7 +60,7 @@ def measured(*, token_s: float, read_s: float, just_read: bool) -> LoadOrCompute
     for _ in range(8):
         rule.computed(TOKENS, 0.0, TOKENS * token_s)
         began = now - read_s if just_read else now - read_s - 3600
-        rule.ended(rule.sent(LowerTier.DISK, 7 * TOKENS, LONG_S, began), 1.0, began + read_s)
+        rule.ended(rule.sent(LoadTier.DISK, 7 * TOKENS, LONG_S, began), 1.0, began + read_s)
     return rule
 
 
@@ -92,11 +92,11 @@ def test_a_load_learns_what_the_disk_takes(daemon: FakeDiskDaemon, client: Clien
     rule.computed(TOKENS, 0.0, 1e-9)
     with client.match(KEYS) as match, fulfilling(daemon):
         client.load(match, out, rule=rule)
-    assert not rule.asks(LowerTier.DISK, range(7 * TOKENS), clock.now()), "computing is faster than any read"
+    assert not rule.asks(LoadTier.DISK, range(7 * TOKENS), clock.now()), "computing is faster than any read"
 
 
 def test_a_setting_leaves_the_disk_alone(daemon: FakeDiskDaemon, client: Client) -> None:
-    rule, out = LoadOrCompute({LowerTier.DISK: LoadMode.NEVER}), np.zeros_like(PAGES)
+    rule, out = LoadOrCompute({LoadTier.DISK: LoadMode.NEVER}), np.zeros_like(PAGES)
     with client.match(KEYS) as match:
         assert client.load(match, out, rule=rule) == 3
     assert_nothing_requested(daemon, client)

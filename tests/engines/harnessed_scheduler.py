@@ -18,7 +18,7 @@ from eventually import eventually
 from one_host import MODELS
 from pagetier.client import Client, Keys
 from pagetier.client.engines.vllm import setup
-from pagetier.client.engines.vllm.connector_metadata import ShapesMetadata
+from pagetier.client.engines.vllm.connector_metadata import ShapesMetadata, WorkerReport
 from pagetier.client.engines.vllm.namespace import PageShape
 from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.rank_share import RankShare, ranks_of, share_of
@@ -360,6 +360,7 @@ class HarnessedEngine:
         for at, (one, request) in enumerate(zip(computed, requests, strict=True)):
             if one.ends < request.num_tokens:
                 output.sampled_token_ids[at] = []
+        output.kv_connector_output.kv_connector_worker_meta = WorkerReport(idle=True) if not computed else None
         if BY_REQUEST:
             output.kv_connector_output.failed_recving = {name for name, whole in loaded.items() if not whole}
         return output

@@ -77,6 +77,7 @@ def ends(worker: WorkerHalf) -> Finished:
         frozenset().union(*(one.loaded for one in finished)),
         frozenset().union(*(one.failed for one in finished)),
         frozenset().union(*(one.blocks for one in finished)),
+        {name: seconds for one in finished for name, seconds in one.copied.items()},
     )
 
 

@@ -24,6 +24,7 @@ from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_tree_cac
 from sglang.srt.runtime_context import get_context, get_parallel
 
 from eventually import eventually
+from pagetier.shm import clock
 from sglang_changes import change, forget, load_one_more
 from sglang_faults import Faults
 from sglang_groups import Groups
@@ -172,6 +173,14 @@ class Rank(Faults, Sessions):
             if slots[req.rid] is not None:
                 self._free(req, slots[req.rid])
         return [Restored(req.hit, req.loaded, equal[req.rid] and only_loaded, req.rid in failed) for req in waiting]
+
+    def computes_at_once(self) -> None:
+        """Reports a batch in which SGLang has computed a long prompt in no time."""
+        mode = SimpleNamespace(
+            is_extend_without_speculative=lambda: True, is_split_prefill=lambda: False, is_idle=lambda: False
+        )
+        batch = SimpleNamespace(forward_mode=mode, launch_ts=clock.now(), prefix_lens=[0], extend_lens=[10**9])
+        self.linker.cache_linker.batch_ended(batch)
 
     def reset(self) -> None:
         """Empties the tree and the pools, as a restart of the engine does."""

@@ -1,4 +1,4 @@
-"""SGLang's scheduler reports its batches to the storage, with what the storage reads of them.
+"""SGLang's scheduler reports its batches to the storage or the linker, with what they read of them.
 
 The scheduler itself needs libraries for images that these tests do not install, so that it is read and not imported.
 """
@@ -22,17 +22,25 @@ class Scheduler:
 
 module = sys.modules["sglang.srt.managers.scheduler"] = ModuleType("sglang.srt.managers.scheduler")
 module.Scheduler = Scheduler
-from pagetier.client.engines.sglang.storage import backend
+from pagetier.client.engines.sglang.engine.batch_hook import measure_batches
+from pagetier.client.engines.sglang.linker.linker import PagetierLinker
+from pagetier.client.engines.sglang.storage.backend import PagetierStorage
 
-backend._measure_batches()
-storage, seen = backend.PagetierStorage(None), []
+for _ in range(2):
+    measure_batches()
+storage, linker, seen = PagetierStorage(None), PagetierLinker.__new__(PagetierLinker), []
 storage._pages = SimpleNamespace(batches=SimpleNamespace(ended=seen.append))
-scheduler, other = Scheduler(), Scheduler()
-scheduler.tree_cache = SimpleNamespace(cache_controller=SimpleNamespace(storage_backend=storage))
+linker.transfers = SimpleNamespace(batch_ended=seen.append)
+stores, links, other = Scheduler(), Scheduler(), Scheduler()
+stores.tree_cache = SimpleNamespace(cache_controller=SimpleNamespace(storage_backend=storage), linker=None)
+links.tree_cache = SimpleNamespace(linker=SimpleNamespace(cache_linker=linker))
 other.tree_cache = object()
-scheduler.process_batch_result("a batch", "its result")
+stores.process_batch_result("a batch", "its result")
+links.process_batch_result("another one", "its result")
 other.process_batch_result("of another cache", "its result")
-assert seen == ["a batch"], seen
+assert seen == ["a batch", "another one"], seen
+linker.transfers = None
+links.process_batch_result("of an engine that is not supported", "its result")
 """
 
 

@@ -129,6 +129,29 @@ def test_pages_on_disk_are_read_for_the_next_lookup(request: pytest.FixtureReque
         assert eventually(lambda: engine.restore(1, 4) == whole(spec, 4), _WAIT_S)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_pages_that_are_computed_faster_are_not_read_and_counted(daemon: DiskDaemon, ranks: int) -> None:
+    spec, tokens = Spec("mha", 128, heads=8, ranks=ranks), 4 * 128
+    with SglangEngine(spec, daemon.socket) as engine:
+        engine.insert(1, 4)
+        daemon.save()
+        for _ in range(2):  # nothing is known of the engine at first, and then nothing of a slow disk
+            daemon.flush("memory")
+            engine.reset()
+            assert engine.restore(1, 4) == computed(spec)
+            assert eventually(lambda: engine.restore(1, 4) == whole(spec, 4), _WAIT_S)
+        assert not _slower_tokens(daemon)
+        engine.computes_at_once()
+        daemon.flush("memory")
+        engine.reset()
+        assert engine.restore(1, 4) == computed(spec)
+        assert eventually(lambda: engine.poll() and _slower_tokens(daemon) == tokens, _WAIT_S)
+
+
+def _slower_tokens(daemon: DiskDaemon) -> int:
+    return sum(slot.counts.slower_tokens for slot in daemon.slots())
+
+
 @pytest.mark.parametrize(("kind", "ranks"), [("mha", 1), ("swa", 2), ("mamba", 2)])
 def test_pins_end_with_their_lease(daemon: DiskDaemon, kind: str, ranks: int) -> None:
     spec = Spec(kind, 16, ranks=ranks)

@@ -13,10 +13,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from pagetier.client.engines.events.idle_publisher import IdlePublisher, use_next_publisher
 from pagetier.client.engines.unsupported import reported_as_unsupported
 from pagetier.client.engines.vllm.connector_metadata import (
+    NO_REPORT,
     NOTHING_TO_DO,
-    ReportedShapes,
     ShapesMetadata,
     StepMetadata,
+    WorkerReport,
     agreed_shapes,
 )
 from pagetier.client.engines.vllm.engine_log import route_logs
@@ -83,6 +84,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         self._sleeps = self._had_sessions = False
         self._shapes: tuple[PageShape, ...] = ()
         self._unsent: list[ShapesMetadata] = []
+        self._report: WorkerReport | None = None
         self._loaded_groups: tuple[int, ...] = ()
         self._finished = NOTHING_FINISHED
         self._step = NOTHING_TO_DO
@@ -186,7 +188,10 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
             return None, None
         if self._step.idle:
             self._store()
+            self._report = WorkerReport(idle=True)
         finished = self._finished = self._worker.finished(self._step.idle)
+        if finished.copied:
+            self._report = WorkerReport(copied=finished.copied, idle=self._step.idle)
         return set(finished.stored), set(finished.loaded)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
@@ -200,10 +205,13 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         """Returns the blocks of failed loads, which vLLM reads up to 0.29; later it is empty."""
         return set() if _BY_REQUEST else set(self._finished.blocks)
 
-    def build_connector_worker_meta(self) -> ReportedShapes | None:
-        """Returns this worker's page shapes once, or None."""
-        shapes, self._unsent = self._unsent, []
-        return ReportedShapes(shapes) if shapes else None
+    def build_connector_worker_meta(self) -> WorkerReport | None:
+        """Returns what this worker reports of the step, after get_finished(); None for most steps."""
+        if self._report is None and not self._unsent:
+            return None  # as in most steps
+        report = self._report or WorkerReport()
+        report.shapes, self._report, self._unsent = self._unsent, None, []
+        return report
 
     def shutdown(self) -> None:
         """Closes both halves."""
@@ -292,10 +300,13 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Processes the reports of the workers at the end of a step."""
-        self._use_shapes(getattr(getattr(connector_output, "kv_connector_worker_meta", None), "shapes", ()))
+        report = getattr(connector_output, "kv_connector_worker_meta", None) or NO_REPORT
+        self._use_shapes(report.shapes)
         if self._scheduler is None:
             return
-        self._scheduler.steps.end(clock.now())
+        steps = self._scheduler.steps
+        (steps.end_idle if report.idle else steps.end)(clock.now())
+        self._scheduler.reads.report(report.copied)
         blocks = getattr(connector_output, "invalid_block_ids", None) or frozenset()
         self._scheduler.failed(getattr(connector_output, "failed_recving", None) or (), blocks)
         self._scheduler.loaded(connector_output.finished_recving or (), connector_output.finished_sending or ())

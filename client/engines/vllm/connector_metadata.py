@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -46,18 +46,29 @@ NOTHING_TO_DO: Final = StepMetadata()
 
 
 @dataclass
-class ReportedShapes(KVConnectorWorkerMetadata):
-    """The first message of the workers to the scheduler, which beside another connector gets none of their handshake.
+class WorkerReport(KVConnectorWorkerMetadata):
+    """A message of the workers to the scheduler at the end of a step, if they have something to report.
 
     Attributes:
-        shapes: The page shapes of each worker.
+        shapes: In the first message the page shapes of each worker: beside another connector the scheduler gets none of
+            their handshake.
+        copied: The seconds that the loads of requests took which have ended.
+        idle: Whether the step has computed nothing.
     """
 
-    shapes: list[ShapesMetadata]
+    shapes: list[ShapesMetadata] = field(default_factory=list)
+    copied: Mapping[str, float] = field(default_factory=dict)
+    idle: bool = False
 
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> ReportedShapes:
-        """Returns the shapes of both."""
-        return ReportedShapes(self.shapes + other.shapes)
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
+        """Returns the reports of both. Ranks copy at the same time, so the slowest one counts."""
+        slowest = dict(self.copied)
+        for name, seconds in other.copied.items():
+            slowest[name] = max(seconds, slowest.get(name, 0.0))
+        return WorkerReport(self.shapes + other.shapes, slowest, self.idle)
+
+
+NO_REPORT: Final = WorkerReport()
 
 
 @dataclass

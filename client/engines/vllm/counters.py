@@ -11,12 +11,13 @@ from pagetier.client.client import Client
 from pagetier.client.engines.vllm.request_state import LoadedTokens, RequestState
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.session_lookups import count_lookup, sample_lookup
-from pagetier.client.tier_speed import LowerTier
+from pagetier.client.tier_speed import LoadTier
 
 HELP: Final = {
     "memory_tokens": "Prompt tokens loaded from pagetier's memory.",
     "disk_tokens": "Prompt tokens loaded from pagetier's disk.",
     "remote_tokens": "Prompt tokens loaded from pagetier's fleet.",
+    "memory_slower_tokens": "Prompt tokens in pagetier's memory that were computed because loading them was slower.",
     "disk_slower_tokens": "Prompt tokens on pagetier's disk that were computed because loading them was slower.",
     "remote_slower_tokens": "Prompt tokens in pagetier's fleet that were computed because loading them was slower.",
     "stored_pages": "Pages, or parts of pages, stored in pagetier.",
@@ -92,8 +93,9 @@ class LookupCounts:
         for tier, tokens in slower.items():
             self._counters.add(f"{tier}_slower_tokens", tokens)
 
-    def _slower(self, tracked: RequestState, missed: int) -> dict[LowerTier, int]:
+    def _slower(self, tracked: RequestState, missed: int) -> dict[LoadTier, int]:
         """Returns how many of the missed tokens each tier has that was slower than computing."""
-        on_disk = min(missed, tracked.slower_on_disk)
-        fleet = tracked.fleet.slower_tokens if tracked.fleet is not None else 0
-        return {LowerTier.DISK: on_disk, LowerTier.FLEET: min(missed - on_disk, fleet)}
+        in_memory = min(missed, tracked.slower.get(LoadTier.MEMORY, 0))
+        on_disk = min(missed - in_memory, tracked.slower.get(LoadTier.DISK, 0))
+        fleet = min(missed - in_memory - on_disk, tracked.fleet.slower_tokens if tracked.fleet is not None else 0)
+        return {LoadTier.MEMORY: in_memory, LoadTier.DISK: on_disk, LoadTier.FLEET: fleet}

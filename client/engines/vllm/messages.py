@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -126,12 +126,14 @@ class Finished(msgspec.Struct, frozen=True):
         loaded: Requests whose loads have ended, successfully or not.
         failed: Those of them whose loads failed.
         blocks: The blocks of the failed loads.
+        copied: The seconds that the copies of the other loads took.
     """
 
     stored: frozenset[str]
     loaded: frozenset[str]
     failed: frozenset[str]
     blocks: frozenset[int]
+    copied: Mapping[str, float] = {}
 
 
 NOTHING_FINISHED: Final = Finished(frozenset(), frozenset(), frozenset(), frozenset())

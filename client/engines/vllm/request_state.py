@@ -43,6 +43,7 @@ from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup
 from pagetier.client.groups import grain_of
 from pagetier.client.keys import Keys
+from pagetier.client.tier_speed import LoadTier
 
 _NEVER: Final = 2**62
 
@@ -79,6 +80,7 @@ class PinnedHit(msgspec.Struct, frozen=True, eq=False):
         on_host: The tokens before the end that did not come from the fleet.
         since: The time of the match, by the clock.
         begins: The tokens before the first page that was looked up.
+        is_loaded: Whether it is offered to vLLM; else the request computes these tokens.
     """
 
     match: GroupMatch
@@ -87,6 +89,7 @@ class PinnedHit(msgspec.Struct, frozen=True, eq=False):
     on_host: int
     since: float
     begins: int = 0
+    is_loaded: bool = True
 
     def taken(self, external: int) -> LoadedTokens:
         """Returns where the last `external` tokens of the hit came from."""
@@ -105,7 +108,7 @@ class RequestState:
         early: The read from disk that it has begun when it arrived.
         prefetch: The read from disk for which it waits, or has waited.
         disk_wait_ends: The time until which it waits for the disk, by the clock.
-        slower_on_disk: Its tokens on disk that are not loaded, because computing them is faster.
+        slower: Its tokens in memory and on disk that are not loaded, because computing them is faster.
         is_try: Whether it computes its tokens on disk to measure computing.
         fleet: The question to the fleet for its pages, and the read of them.
         fleet_wait_begins: The time from which on it waits for the fleet; 0 before it waits.
@@ -141,19 +144,16 @@ class RequestState:
         self.prefetch: PendingPrefetch | None = None
         self.fleet: FleetRead | None = None
         self.disk_wait_ends = self.fleet_wait_begins = self.wakes_at = 0.0
-        self.slower_on_disk, self.is_try = 0, False
+        self.slower, self.is_try = dict[LoadTier, int](), False
         self.asks_fleet_again = True
         self.from_memory = self.on_host = -1
-        self.loading = False
+        self.loading = self.is_new = self.counted = self.waited_again = False
         self.failures = self.offered = self.computed = 0
-        self.is_new = False
         self.lookup: Lookup | None = None
         self.taken = NO_TOKENS
-        self.counted = False
         self.loading_into: frozenset[int] = frozenset()
         self.awaited = ""
         self.awaited_tokens = 0
-        self.waited_again = False
         self.stored = [0] * len(groups)
         self.tables: list[list[int]] = [[] for _ in groups]
         self.grain = grain_of(group.kind for group in groups)

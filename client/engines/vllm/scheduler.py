@@ -112,7 +112,7 @@ class SchedulerHalf:
         found = self._found(tracked, computed)
         if found is None:
             return None
-        tracked.offered = max(0, found.tokens - computed)
+        tracked.offered = max(0, found.tokens - computed) if found.is_loaded else 0
         return tracked.offered
 
     def expect(self, request: Any, computed: int) -> None:
@@ -170,6 +170,7 @@ class SchedulerHalf:
             if (tracked := self._tracked.get(request)) is not None:
                 if tracked.taken.tokens:
                     self._lookups.count(tracked, tracked.taken)
+                self.reads.loaded(tracked)
                 tracked.loaded()
                 self._arriving.end_load(request)
                 if tracked.request.is_finished():
@@ -285,7 +286,8 @@ class SchedulerHalf:
             return None
         reads_fleet = tracked.fleet is not None and tracked.fleet.hit is not None
         on_host = min(tokens, tracked.on_host) if reads_fleet else tokens
-        tracked.found = PinnedHit(match, tokens, min(tokens, tracked.from_memory), on_host, now, begins)
+        loads = self.reads.loads_from_memory(tracked, range(computed, tokens), now)
+        tracked.found = PinnedHit(match, tokens, min(tokens, tracked.from_memory), on_host, now, begins, loads)
         self._pins_expire_at = min(self._pins_expire_at, now + _PINNED_S)
         return tracked.found
 

@@ -152,18 +152,24 @@ class NextStep:
 
 
 class _Step(msgspec.Struct, frozen=True):
-    """A step that was scheduled at `begun`: the tokens of prompts that it computes, and what they attend to."""
+    """A step that was scheduled at `begun`: the tokens of prompts that it computes, and what they attend to.
+
+    One that computes nothing has -1 tokens.
+    """
 
     begun: float
     tokens: int
     attended: float
 
 
+_IDLE: Final = _Step(0.0, -1, 0.0)
+
+
 class StepTimes:
     """Measures the steps of one scheduler, for the rule that loads or computes.
 
-    vLLM may schedule a step before the output of the one before, so a step begins when the one before it has ended. A
-    step without tokens may report nothing. While there is one, it is not known which step a report is of.
+    vLLM may schedule a step before the output of the one before, so a step begins when the one before it has ended.
+    Steps that compute nothing say so when they end, or report nothing.
 
     Of the steps that compute only answers, the rule learns the first after each one that computes a prompt.
 
@@ -187,7 +193,7 @@ class StepTimes:
         """
         scheduled: Mapping[str, int] = output.num_scheduled_tokens
         if not scheduled:
-            self._steps.clear()
+            self._steps.append(_IDLE)
             return
         parts: list[range] = []
         if output.total_num_scheduled_tokens > len(scheduled):  # else each request computes one token of its answer
@@ -195,13 +201,21 @@ class StepTimes:
         self._steps.append(_Step(now, sum(map(len, parts)), math.fsum(map(attended, parts))))
 
     def end(self, now: float) -> None:
-        """Records that the oldest step has ended."""
+        """Records that the oldest step that computes has ended."""
+        while self._steps and self._steps[0] is _IDLE:
+            self._steps.popleft()
         if not self._steps:
             return
         step = self._steps.popleft()
         if step.tokens or self._learns_answers:
             self._learns_answers = step.tokens > 0
             self._rule.computed(step.tokens, step.attended, now - max(step.begun, self._ended_at))
+        self._ended_at = now
+
+    def end_idle(self, now: float) -> None:
+        """Records that the oldest step that computes nothing has ended. Those before it have ended, too."""
+        while self._steps and self._steps.popleft() is not _IDLE:
+            pass
         self._ended_at = now
 
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 import msgspec
 
 from pagetier.client.client import Client
+from pagetier.client.engines.disk_reads import DiskReads
 from pagetier.client.engines.fleet_reads import FleetLimits, FleetReads
-from pagetier.client.engines.prefetch_thread import PendingPrefetch, PrefetchThread, ReadEnd
+from pagetier.client.engines.prefetch_thread import PrefetchThread, ReadEnd
 from pagetier.client.engines.vllm.request_state import RequestState
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.load_or_compute import Decision, LoadMode, LoadOrCompute
-from pagetier.client.tier_speed import LowerTier
+from pagetier.client.tier_speed import LoadTier
 from pagetier.shm import clock
-
-_DISK_S: Final = 1.0  # the least timeout of a prefetch, whether the request waits for it or not
 
 
 class ReadLimits(msgspec.Struct, frozen=True):
@@ -30,7 +28,7 @@ class ReadLimits(msgspec.Struct, frozen=True):
 
     disk_timeout: float
     fleet: FleetLimits = FleetLimits()
-    load: Mapping[LowerTier, LoadMode] = {}
+    load: Mapping[LoadTier, LoadMode] = {}
 
 
 class TierReads:
@@ -47,11 +45,12 @@ class TierReads:
     """
 
     def __init__(self, client: Client, thread: PrefetchThread, limits: ReadLimits) -> None:
-        self._client, self._thread, self._disk_timeout = client, thread, limits.disk_timeout
+        self._client, self._disk_timeout = client, limits.disk_timeout
         self.rule = LoadOrCompute(limits.load)
+        self._disk = DiskReads(thread, self.rule)
         self.fleet = FleetReads(client, thread, self.rule)
         self.fleet.limits = limits.fleet
-        self._awaited: dict[bytes, int] = {}  # by the first key that is read, the end of what is read from disk
+        self._copied: dict[str, float] = {}  # the seconds of the slowest worker so far, by the request
 
     @property
     def any_tier(self) -> bool:
@@ -72,10 +71,10 @@ class TierReads:
             Whether any pages are requested.
         """
         reads_disk = disk and match.available_tokens > match.tokens
-        decision = self._decide_disk(match, match.tokens, clock.now()) if reads_disk else Decision.LOAD
+        decision = self._disk.decide(match, match.tokens, clock.now()) if reads_disk else Decision.LOAD
         tracked.is_try = decision is Decision.TRY
         if reads_disk and decision in (Decision.LOAD, Decision.PROBE):
-            tracked.early = self._read_disk(match)
+            tracked.early = self._disk.read(match, self._disk_timeout)
         asks = fleet and decision is Decision.LOAD and self._ask_fleet(tracked, match, 0)
         return asks or tracked.early is not None
 
@@ -102,7 +101,7 @@ class TierReads:
             needed = range(max(known_tokens, tracked.fleet.match.available_tokens), hit.tokens)
             if hit.tokens - known_tokens < limits.least:
                 return False
-            longest = min(longest, self.rule.longest_wait(LowerTier.FLEET, needed))
+            longest = min(longest, self.rule.longest_wait(LoadTier.FLEET, needed))
         ends = tracked.fleet_wait_begins + limits.ask_timeout + longest
         if now >= ends or not tracked.fleet.waits(now):
             return False
@@ -125,7 +124,7 @@ class TierReads:
         waits, begins = False, max(match.tokens, known_tokens)
         # Pages that no request waits for are found in memory by the next one.
         if tracked.prefetch is None and match.available_tokens > begins:
-            decision = Decision.TRY if tracked.is_try else self._decide_disk(match, begins, now)
+            decision = Decision.TRY if tracked.is_try else self._disk.decide(match, begins, now)
             if decision is Decision.LOAD:
                 waits = self._wait_for_disk(tracked, match, range(begins, match.available_tokens), now)
             else:
@@ -133,42 +132,38 @@ class TierReads:
                 return False  # what the fleet has comes after these pages
         return (self._ask_fleet(tracked, match, known_tokens) and bool(self.fleet.limits.timeout)) or waits
 
+    def loads_from_memory(self, tracked: RequestState, needed: range, now: float) -> bool:
+        """Decides whether a request loads tokens that are in memory. What it has waited for is loaded."""
+        waited = tracked.prefetch is not None or (tracked.fleet is not None and tracked.fleet.hit is not None)
+        decision = self.rule.decide(LoadTier.MEMORY, needed, now) if needed and not waited else Decision.LOAD
+        tracked.slower[LoadTier.MEMORY] = len(needed) if decision is Decision.COMPUTE else 0
+        return decision is Decision.LOAD
+
+    def report(self, copied: Mapping[str, float]) -> None:
+        """Records how long a worker has copied for loads that have ended there. Other workers may report later."""
+        for request, seconds in copied.items():
+            self._copied[request] = max(seconds, self._copied.get(request, 0.0))
+
+    def loaded(self, tracked: RequestState) -> None:
+        """Learns how long the copies of a load took which has ended on all workers, unless it has failed."""
+        seconds = self._copied.pop(tracked.request.request_id, 0.0)
+        if seconds and tracked.taken.tokens:
+            self.rule.copied(tracked.taken.tokens, seconds)
+
     def _wait_for_disk(self, tracked: RequestState, match: GroupMatch, needed: range, now: float) -> bool:
         """Lets a request wait for the read that it has begun early, or for a new one. Returns whether it waits."""
         early = tracked.early
-        tracked.prefetch = early if early is not None and not early.ready else self._read_disk(match)
-        tracked.disk_wait_ends = now + min(self._disk_timeout, self.rule.longest_wait(LowerTier.DISK, needed))
+        reads = early is not None and not early.ready
+        tracked.prefetch = early if reads else self._disk.read(match, self._disk_timeout)
+        tracked.disk_wait_ends = now + min(self._disk_timeout, self.rule.longest_wait(LoadTier.DISK, needed))
         return bool(self._disk_timeout)
 
     def _leave_out(self, tracked: RequestState, match: GroupMatch, decision: Decision, tokens: int) -> None:
         """Lets a request compute pages on disk. Reads them nevertheless if that is a probe."""
         if decision in (Decision.COMPUTE, Decision.PROBE):
-            tracked.slower_on_disk = tokens
+            tracked.slower[LoadTier.DISK] = tokens
         if decision is Decision.PROBE:
-            self._read_disk(match)
-
-    def _decide_disk(self, match: GroupMatch, begins: int, now: float) -> Decision:
-        """Decides what becomes of the pages of a match on disk."""
-        needed = range(begins, match.available_tokens)
-        awaited = min(self._awaited.get(match.first_key_after(match.tokens), 0), needed.stop) - needed.start
-        return self.rule.decide(LowerTier.DISK, needed, now, max(0, awaited))
-
-    def _read_disk(self, match: GroupMatch) -> PendingPrefetch:
-        """Requests the pages of a match on disk. Those that another request awaits are read once."""
-        key, ends, timeout = (
-            match.first_key_after(match.tokens),
-            match.available_tokens,
-            max(self._disk_timeout, _DISK_S),
-        )
-        begins = max(match.tokens, min(self._awaited.get(key, 0), ends))
-        sent = self.rule.sent(LowerTier.DISK, ends - begins, timeout, clock.now())
-        self._awaited[key] = max(ends, begins)
-
-        def ended(part: float) -> None:
-            self._awaited.pop(key, None)
-            self.rule.ended(sent, part, clock.now())
-
-        return self._thread.submit(match, timeout, ended)
+            self._disk.read(match, self._disk_timeout)
 
     def _ask_fleet(self, tracked: RequestState, match: GroupMatch, known_tokens: int) -> bool:
         """Asks the fleet, at most twice: a request that shared a question may lack other pages than that one."""

@@ -12,6 +12,7 @@ from pagetier.client.async_copy import AsyncCopier, LoadHandle, StoreHandle, ope
 from pagetier.client.client import Client
 from pagetier.client.engines.vllm.counters import ConnectorCounters
 from pagetier.client.engines.vllm.kv_tensors import slots_to_load, slots_to_store
+from pagetier.client.engines.vllm.loading import Loading
 from pagetier.client.engines.vllm.messages import (
     NOTHING_FINISHED,
     Finished,
@@ -27,6 +28,7 @@ from pagetier.client.paged_blocks import Blocks
 from pagetier.client.session_lookups import adopt
 from pagetier.kernels.layout.page_layout import PageLayout
 from pagetier.kernels.layout.transfer import PagedCache
+from pagetier.shm import clock
 from pagetier.shm.clock import Deadline
 
 _CANCEL_AFTER_S: Final = 0.05  # for stores whose blocks are needed for other content
@@ -74,20 +76,6 @@ class _Storing(msgspec.Struct, eq=False):
         return {command.request for command in self.commands if command.retains_blocks}
 
 
-class _Loading(msgspec.Struct, frozen=True, eq=False):
-    loads: tuple[LoadHandle, ...]
-    blocks: frozenset[int]
-    short: bool
-
-    @property
-    def ended(self) -> bool:
-        return all(load.ended for load in self.loads)
-
-    @property
-    def whole(self) -> bool:
-        return not self.short and all(_is_whole(load) for load in self.loads)
-
-
 class WorkerHalf:
     """The worker's half of the connector. Called by one thread of vLLM's worker.
 
@@ -119,7 +107,7 @@ class WorkerHalf:
         self._store_delay = _STORE_DELAY_S if zeroing is Zeroing.AFTER_STORES_END else 0.0
         self.counters = ConnectorCounters()
         self._storing: list[_Storing] = []
-        self._loading: dict[str, _Loading] = {}
+        self._loading: dict[str, Loading] = {}
 
     @property
     def on_host(self) -> bool:
@@ -211,6 +199,7 @@ class WorkerHalf:
             frozenset(loaded),
             frozenset(failed),
             frozenset(block for loading in failed.values() for block in loading.blocks),
+            {name: loading.seconds for name, loading in ended.items() if name not in failed and loading.seconds > 0},
         )
 
     def _namespace_of(self, command: StoreCommand) -> Namespace:
@@ -258,19 +247,20 @@ class WorkerHalf:
     def _pages_of(self, load: GroupLoad) -> int:
         return len(load.blocks) // self._groups[load.group].blocks
 
-    def _start_load(self, command: LoadCommand) -> _Loading:
+    def _start_load(self, command: LoadCommand) -> Loading:
         loads = tuple(self._start_group(group) for group in command.groups)
         short = any(load.pages < self._pages_of(group) for load, group in zip(loads, command.groups, strict=True))
-        return _Loading(loads, command.blocks, short)
+        return Loading(loads, command.blocks, short)
 
     def _start_group(self, group: GroupLoad) -> LoadHandle:
         rank_group = self._groups[group.group]
         slots = slots_to_load(rank_group.cache, group.blocks, rank_group.blocks)
         return rank_group.copier.load(group.pages, slots, after=self._event())
 
-    def _load_now(self, command: LoadCommand) -> _Loading:
+    def _load_now(self, command: LoadCommand) -> Loading:
+        began = clock.now()
         short = any(self._load_group(group) < self._pages_of(group) for group in command.groups)
-        return _Loading((), command.blocks, short)
+        return Loading((), command.blocks, short, (began, clock.now()))
 
     def _load_group(self, group: GroupLoad) -> int:
         rank_group = self._groups[group.group]
@@ -294,7 +284,3 @@ class WorkerHalf:
         for loading in self._loading.values():
             for load in loading.loads:
                 load.wait_ended(deadline.left)
-
-
-def _is_whole(load: LoadHandle) -> bool:
-    return not load.failed and load.ready(load.layers - 1)

@@ -80,6 +80,7 @@ _NAMESPACES_ADVICE = (
     "a full table drops those that were not used for ten minutes, and rejects new ones if there are none: let engines"
     " use fewer namespaces (salts, LoRA adapters) at once"
 )
+_HARDLY = 10  # times the tokens that were loaded, for those that were computed instead
 _UNCHARGED = 1 / 8  # of the segments: the statistics of the kernel lag behind
 _CHARGE_ADVICE = (
     "a container that was replaced while its pages were kept has left them there, and the limit of this one does not"
@@ -114,7 +115,12 @@ def check_daemon(daemon: Daemon, config: Config) -> Iterator[Result]:
 
 
 def slower_tiers(snapshot: Snapshot, config: Config) -> Iterator[Result]:
-    """Names each tier from which engines have loaded nothing, because computing has always been faster."""
+    """Names each tier from which engines have loaded nothing, because computing has always been faster.
+
+    Yields:
+        A warning about each. Memory is named only where it is the only tier: the tokens that were computed instead are
+        not counted by tier.
+    """
     lookups = snapshot.lookups
     loaded = {"disk": (config.disk.path, lookups.disk_tokens), "fleet": (config.remote.url, lookups.remote_tokens)}
     for tier, (configured, tokens) in loaded.items():
@@ -124,6 +130,13 @@ def slower_tiers(snapshot: Snapshot, config: Config) -> Iterator[Result]:
                 f"loading from the {tier} has never been faster than computing: engines have computed"
                 f" {counted(lookups.slower_tokens, 'token')} instead: use a faster one, or none",
             )
+    # Engines load now and then from a memory that is slow, to measure it.
+    if lookups.slower_tokens > _HARDLY * lookups.memory_tokens and not any(tier for tier, _ in loaded.values()):
+        yield warning(
+            "memory speed",
+            "copies from memory are hardly ever faster than computing: engines have computed"
+            f" {counted(lookups.slower_tokens, 'token')} instead: the model may be too small for a cache",
+        )
 
 
 def check_charge(daemon: Daemon, config: Config, host: Host) -> Iterator[Result]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -170,6 +171,27 @@ def test_the_rate_is_measured_from_the_event_of_the_engine_on(world: CopyingWorl
     world.now += 1.0
     carried_out(process)
     assert rate.value == pytest.approx(2 * PAGE, rel=1e5) and rate.value > 2**31 / 40
+
+
+def test_a_load_says_from_when_until_when_its_layers_were_copied(world: CopyingWorld, process: Process) -> None:
+    """Without its wait for the engine. If its queue hears of the engine and of the layers at once, it does not know."""
+    world.store_elsewhere(1, 2, PAGE)
+    for hears, known in ((True, True), (False, False)):
+        after = EngineEvent()
+        with process.session.match(Match, None, keys_of(1).data) as match:
+            load = process.copier.load(match, process.cache.slots(blocks_of(2, 4)), after=after)
+        process.step()
+        assert load.span == (math.inf, -math.inf)
+        world.now += 100.0
+        after.came = True
+        began = world.now
+        if hears:
+            stream = process.device.streams[1]
+            assert stream.advance() and stream.advance()
+            process.step()
+        world.now += 1.0
+        carried_out(process)
+        assert load.ended and load.span == ((began, world.now) if known else (math.inf, world.now))
 
 
 # ---- requests, and a daemon that does not answer

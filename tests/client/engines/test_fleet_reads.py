@@ -190,13 +190,14 @@ def test_a_read_has_at_least_a_second() -> None:
 
 
 def tracked_of(**fields: Any) -> Any:
-    defaults = {
+    defaults: dict[str, Any] = {
         "prefetch": None,
         "fleet": None,
         "early": None,
         "fleet_wait_begins": 0.0,
         "disk_wait_ends": 0.0,
         "is_try": False,
+        "slower": {},
         "wake": lambda: None,
     }
     said = SimpleNamespace(prefetch=True)
@@ -253,10 +254,10 @@ def test_a_request_that_measures_computing_reads_nothing_when_it_is_due_either(s
     assert reads.begin(tracked_of(), match_of(1, 4 * _PAGE_TOKENS), 0, standing_clock.now)
     standing_clock.passes(25.0 * _PAGE_TOKENS / 128)
     thread.end_reads()
-    tracked = tracked_of(slower_on_disk=0)
+    tracked = tracked_of()
     reads.begin_early(tracked, match_of(2, 4 * _PAGE_TOKENS), disk=True, fleet=False)
     assert tracked.is_try and not reads.begin(tracked, match_of(2, 4 * _PAGE_TOKENS), 0, standing_clock.now)
-    assert len(thread.disk_s) == 1 and not tracked.slower_on_disk
+    assert len(thread.disk_s) == 1 and not tracked.slower
     assert reads.begin(tracked_of(), match_of(3, 4 * _PAGE_TOKENS), 0, standing_clock.now), "once is enough"
 
 

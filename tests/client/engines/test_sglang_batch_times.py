@@ -1,4 +1,4 @@
-"""The rule of SGLang's storage learns what SGLang's batches take, in virtual time."""
+"""The rule of an engine with SGLang learns what SGLang's batches take, in virtual time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pagetier.client.engines.sglang.storage.pages import BatchTimes
+from pagetier.client.engines.sglang.engine.batch_times import BatchTimes
 from pagetier.shm import clock
 from virtual_clock import VirtualClock
 

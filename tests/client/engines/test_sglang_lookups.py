@@ -9,11 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fake_vllm_client import FakeClient
 from pagetier.client import Client, RegisteredCache
+from pagetier.client.engines.disk_reads import DiskReads
+from pagetier.client.engines.fleet_reads import FleetReads
+from pagetier.client.engines.prefetch_thread import PrefetchThread
+from pagetier.client.engines.sglang.engine.batch_times import BatchTimes
 from pagetier.client.engines.sglang.engine.settings import LinkerSettings
 from pagetier.client.engines.sglang.linker.lookups import Lookups
+from pagetier.client.engines.sglang.linker.reading import Reading
 from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup
+from pagetier.client.load_or_compute import LoadOrCompute
+from pagetier.client.tier_speed import LoadTier
 from running_daemon import RunningDaemon
+from virtual_clock import VirtualClock
 
 LAYERS, BLOCKS, TOKENS, PAGES = 2, 16, 16, 4
 _HASHES = [sha256(b"%d" % page).hexdigest() for page in range(PAGES)]
@@ -75,3 +84,32 @@ def test_a_lease_that_has_ended_is_not_kept_for_ever(daemon: RunningDaemon, clie
         lookups.release()
     assert lookups.take("waiting", transfers()) is None
     assert not daemon.slots()[0].pins
+
+
+@pytest.mark.parametrize("reading_s", [0.5, 2.0])
+def test_pages_on_disk_are_read_where_that_is_faster_than_computing(
+    client: Client, standing_clock: VirtualClock, reading_s: float
+) -> None:
+    """And judged once for each request, however often SGLang asks while it waits."""
+    tokens, computing_s = PAGES * TOKENS, 1.0
+    rule, fake = LoadOrCompute(), FakeClient(0, tokens)
+    fake.session.disk_bytes = 1
+    for part in (tokens // 4, tokens // 2, tokens, 2 * tokens):
+        rule.computed(part, 0.0, computing_s * part / tokens)
+    for ago in (2.5, 1.0):
+        sent = rule.sent(LoadTier.DISK, tokens, 10.0, standing_clock.now - ago)
+        rule.ended(sent, 1.0, sent.sent_at + reading_s)
+    there: Any = fake
+    thread = PrefetchThread(there)
+    fleet, settings = FleetReads(there, thread, rule), LinkerSettings()
+    reading = Reading(DiskReads(thread, rule), fleet, BatchTimes(rule), settings)
+    lookups = Lookups(
+        there, [EngineGroup("kv", cache_of(client).group, {}, TOKENS)], reading, settings, several_ranks=False
+    )
+    for _ in range(300):  # a probe is due after each hundred that are not read
+        assert lookups.lookup("one", transfers()) == []
+    lookups.release()
+    thread._thread.shutdown()  # after all that was given to it
+    reads = reading_s < computing_s
+    assert fake.prefetches == int(reads)
+    assert [one.slower_tokens > 0 for one in fake.counted] == [not reads]

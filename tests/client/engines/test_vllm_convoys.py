@@ -14,7 +14,7 @@ from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.engines.vllm.tier_reads import ReadLimits
 from pagetier.client.groups import FullAttention
 from pagetier.client.load_or_compute import Decision, LoadOrCompute
-from pagetier.client.tier_speed import LowerTier
+from pagetier.client.tier_speed import LoadTier
 from running_daemon import namespace
 from virtual_clock import VirtualClock
 
@@ -33,7 +33,7 @@ def taught(rule: LoadOrCompute, now: float) -> None:
     for tokens in (PREFIX // 4, PREFIX // 2, PREFIX, 2 * PREFIX):
         rule.computed(tokens, 0.0, COMPUTE_S * tokens / PREFIX)
     for ago in (20.0, 10.0):
-        rule.ended(rule.sent(LowerTier.DISK, PREFIX, 2.0, now - ago), 1.0, now - ago + READ_S)
+        rule.ended(rule.sent(LoadTier.DISK, PREFIX, 2.0, now - ago), 1.0, now - ago + READ_S)
 
 
 def arrive(half: SchedulerHalf, fake: FakeClient, names: Sequence[str]) -> list[Any]:
@@ -64,5 +64,5 @@ def test_requests_of_one_prefix_take_one_read_and_compute_the_rest(clock: Virtua
     assert [half.matched(one, 0) for one in ones] == [PREFIX] * REQUESTS
     assert clock.now == pytest.approx(begun + READ_S)
     now = clock.now + 10.0
-    assert rule.part_in_time(LowerTier.DISK, PREFIX, 0.9 * READ_S) < 1, "the late ones measured no fast disk"
-    assert rule.decide(LowerTier.DISK, range(PREFIX), now) is Decision.LOAD, "nor the early ones a slow one"
+    assert rule.part_in_time(LoadTier.DISK, PREFIX, 0.9 * READ_S) < 1, "the late ones measured no fast disk"
+    assert rule.decide(LoadTier.DISK, range(PREFIX), now) is Decision.LOAD, "nor the early ones a slow one"

@@ -78,9 +78,23 @@ def test_a_step_that_was_scheduled_ahead_begins_when_the_one_before_it_ends(time
     assert [(tokens, seconds) for tokens, _, seconds in rule.steps] == [(50, 1.0), (50, 0.5), (60, 0.25)]
 
 
-def test_steps_are_not_measured_while_it_is_unknown_which_one_a_report_is_of(times: StepTimes, rule: Measured) -> None:
+@pytest.mark.parametrize("reports", [True, False])
+def test_a_step_that_computes_nothing_is_taken_for_no_other(times: StepTimes, rule: Measured, reports: bool) -> None:
+    """It was scheduled between two others, and ends before the second one begins."""
     times.begin(step({"a": (0, 50)}), TRACKED, 1.0)
     times.begin(step({}), TRACKED, 1.1)
     times.end(2.0)
-    times.end(2.1)
-    assert not rule.steps
+    times.begin(step({"b": (0, 60)}), TRACKED, 2.1)
+    if reports:
+        times.end_idle(2.2)
+    times.end(3.2)
+    assert [(tokens, seconds) for tokens, _, seconds in rule.steps] == [(50, 1.0), (60, 1.0 if reports else 1.1)]
+
+
+def test_a_step_whose_report_was_lost_is_forgotten(times: StepTimes, rule: Measured) -> None:
+    times.begin(step({"a": (0, 50)}), TRACKED, 1.0)
+    times.begin(step({}), TRACKED, 1.1)
+    times.begin(step({"b": (0, 60)}), TRACKED, 1.2)
+    times.end_idle(2.0)
+    times.end(3.0)
+    assert [(tokens, seconds) for tokens, _, seconds in rule.steps] == [(60, 1.0)]

@@ -86,7 +86,7 @@ def test_an_evicted_page_fails_the_whole_load(client: Client) -> None:
     worse = MatchHandle(pages.segments_id, pages.page_tokens, pages.entries, bytes(8) + pages.serials[8:])
     worker.load([LoadCommand("loading", (command.groups[0], GroupLoad(1, worse, command.groups[1].blocks)))])
     done = ends(worker)
-    assert done.loaded == done.failed == {"loading"}
+    assert done.loaded == done.failed == {"loading"} and not done.copied
     assert done.blocks == {10, 11, 12, 13}
     assert worker.counters.taken()["failed_loads"] == 1
 
@@ -109,11 +109,14 @@ def test_a_load_is_reported_when_all_groups_have_ended(client: Client) -> None:
     ends(storing)
     loading = worker_of(client, *targets, salt=salt, settings=slow_of(targets[0], client, 40))
     loading.load([load_command(loading, client, (0, blocks), (1, (20,)))])
-    loaded = False
-    while not loaded:
+    copied: dict[str, float] = {}
+    while not copied:
         finished = loading.finished(False)
-        loaded = bool(finished.loaded)
-        assert not finished.failed
+        copied.update(finished.copied)
+        assert not finished.failed and copied.keys() == finished.loaded
+    assert copied["loading"] > 0.1, "at 40 pages a second"
+    loading.load([load_command(loading, client, (1, (20,)))])
+    assert ends(loading).copied["loading"] > 0
     assert all(same(sources[0].page(block), targets[0].page(block)) for block in blocks)
 
 

@@ -109,6 +109,17 @@ def test_a_tier_that_never_paid_is_named(slower: int, from_disk: int, named: lis
     assert all("5 tokens" in one.text for one in found)
 
 
+@pytest.mark.parametrize(("slower", "loaded", "named"), [(0, 0, False), (9, 1, False), (21, 2, True), (1, 0, True)])
+def test_a_memory_that_hardly_ever_pays_is_named_where_it_is_the_only_tier(
+    slower: int, loaded: int, named: bool, tmp_path: Path
+) -> None:
+    lookups = LookupStats(lookups=9, memory_tokens=loaded, disk_tokens=0, missed_tokens=99, slower_tokens=slower)
+    seen = structs.replace(snapshot(), lookups=lookups)
+    assert [one.what for one in slower_tiers(seen, Config())] == ["memory speed"] * named
+    config = Config(disk=DiskOptions(path=(tmp_path,)))
+    assert "memory speed" not in [one.what for one in slower_tiers(seen, config)]
+
+
 def test_no_daemon_is_a_problem_with_what_to_do(tmp_path: Path) -> None:
     config = tmp_path / "pagetier.toml"
     config.write_text('[arena]\nsize = "1MiB"\nframe_size = "64KiB"\n')

@@ -17,10 +17,14 @@ class BegunReads(msgspec.Struct, eq=False):
     Attributes:
         disk: Reads pages from disk; None if none are read.
         fleet: Asks the fleet and reads from it; None if it is not asked.
+        judged: Whether it was decided what becomes of the pages on disk.
+        slower_on_disk: Their tokens, if they are not loaded because computing them is faster.
     """
 
     disk: PendingPrefetch | None = None
     fleet: FleetRead | None = None
+    judged: bool = False
+    slower_on_disk: int = 0
 
     def __bool__(self) -> bool:
         return self.disk is not None or self.fleet is not None
@@ -29,6 +33,11 @@ class BegunReads(msgspec.Struct, eq=False):
     def ended(self) -> bool:
         """Whether nothing is read any more."""
         return (self.disk is None or self.disk.ready) and (self.fleet is None or self.fleet.ended)
+
+    @property
+    def slower_tokens(self) -> int:
+        """The tokens on disk and in the fleet that are not loaded, because computing them is faster."""
+        return self.slower_on_disk + (self.fleet.slower_tokens if self.fleet is not None else 0)
 
 
 class UncountedLookup:
@@ -56,7 +65,9 @@ class UncountedLookup:
         if not self._counted:
             self._counted = True
             on_host = self._on_host if self._from_fleet else tokens
-            count_lookup(self._client.session, by_tier(self._lookup, self._memory, on_host, tokens))
+            counts = by_tier(self._lookup, self._memory, on_host, tokens)
+            slower = min(counts.missed_tokens, self._reads.slower_tokens)
+            count_lookup(self._client.session, msgspec.structs.replace(counts, slower_tokens=slower))
 
     @property
     def _from_fleet(self) -> bool:

@@ -25,6 +25,7 @@ from typing import Any
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 
+from pagetier.client.engines.sglang.engine.batch_times import ReportsBatches
 from pagetier.client.engines.sglang.linker.loads import LayerCounter
 from pagetier.client.engines.sglang.linker.transfers import Transfers
 from pagetier.client.engines.sglang.pools.device_pools import STATE
@@ -33,7 +34,7 @@ from pagetier.client.engines.unsupported import log_unsupported
 log = logging.getLogger("pagetier.sglang")
 
 
-class PagetierLinker(UnifiedCacheLinker):
+class PagetierLinker(UnifiedCacheLinker, ReportsBatches):
     """Connects one rank of SGLang with pagetier. SGLang makes it.
 
     An engine that is not supported is served without a cache: one line in the log says why.
@@ -108,6 +109,11 @@ class PagetierLinker(UnifiedCacheLinker):
     def pop_completed_offload(self) -> bool:
         """Returns whether the pages of the oldest offload are stored."""
         return self.transfers is not None and self.transfers.pop()
+
+    def batch_ended(self, batch: Any) -> None:
+        """Implements ReportsBatches."""
+        if self.transfers is not None:
+            self.transfers.batch_ended(batch)
 
     def reset(self) -> None:
         """Ends all transfers. SGLang calls it to empty its own cache; pages in pagetier stay."""

@@ -11,10 +11,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from pagetier.client.client import Client
-from pagetier.client.engines.fleet_reads import FleetRead, FleetReads
-from pagetier.client.engines.prefetch_thread import PrefetchThread
 from pagetier.client.engines.sglang.engine.settings import LinkerSettings
 from pagetier.client.engines.sglang.engine.tier_counts import BegunReads, UncountedLookup
+from pagetier.client.engines.sglang.linker.reading import Reading
 from pagetier.client.engines.sglang.pools.device_pools import FULL, WINDOW
 from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup, by_pool, hashes_of
 from pagetier.client.group_match import GroupKeys, GroupMatch
@@ -94,18 +93,6 @@ class _Lease(msgspec.Struct, eq=False):
         return _EndedLease(self.hashes, hits)
 
 
-class ReadingThread(msgspec.Struct, frozen=True, eq=False):
-    """Reads pages for later lookups. One rank does so for all.
-
-    Attributes:
-        disk: Reads from disk.
-        fleet: Asks the fleet and reads from it.
-    """
-
-    disk: PrefetchThread
-    fleet: FleetReads
-
-
 class Lookups:
     """The lookups of SGLang's scheduler. Not thread-safe: its one thread calls all methods, and none of them waits.
 
@@ -121,7 +108,7 @@ class Lookups:
         self,
         client: Client,
         groups: Sequence[EngineGroup],
-        reading: ReadingThread | None,
+        reading: Reading | None,
         settings: LinkerSettings,
         *,
         several_ranks: bool,
@@ -219,7 +206,9 @@ class Lookups:
 
     def _reading_lease(self, hashes: bytes, match: GroupMatch, before: _Lease | None) -> _Lease:
         """Returns the lease of a request, after beginning to read what it lacks, which is done once."""
-        reads = self._begin_reads(match, before.reads if before is not None else BegunReads())
+        reads = before.reads if before is not None else BegunReads()
+        if self._reading is not None:
+            self._reading.begin(match, reads)
         lease = self._pinned(hashes, match, reads)
         if before is None:
             lease.uncounted = UncountedLookup(self._client, match, reads)
@@ -228,20 +217,6 @@ class Lookups:
         if lease.uncounted is not None:
             lease.uncounted.found(lease.tokens)
         return lease
-
-    def _begin_reads(self, match: GroupMatch, reads: BegunReads) -> BegunReads:
-        reading = self._reading
-        if reading is None:
-            return reads
-        if reads.disk is None and match.available_tokens > match.tokens:
-            reads.disk = reading.disk.submit(match, self._settings.disk_timeout, lambda _: None)
-        if (reads.fleet is None or self._is_worth_another(reads.fleet)) and reading.fleet.answers:
-            reads.fleet = reading.fleet.ask(match, 0)
-        return reads
-
-    def _is_worth_another(self, question: FleetRead) -> bool:
-        """Returns whether a request that still waits asks again: the fleet had nothing, or did not answer, long ago."""
-        return question.ended and question.hit is None and clock.now() > question.asked_at + self._settings.lease
 
     def _pinned(self, hashes: bytes, match: Match | GroupMatch, reads: BegunReads) -> _Lease:
         page_tokens = self._groups[0].cache.page_tokens

@@ -12,8 +12,11 @@ import msgspec
 
 from pagetier.client.client import Client
 from pagetier.client.engines.attachment_log import AttachmentLog
+from pagetier.client.engines.disk_reads import DiskReads
 from pagetier.client.engines.fleet_reads import FleetLimits, FleetReads
 from pagetier.client.engines.prefetch_thread import PrefetchThread
+from pagetier.client.engines.sglang.engine.batch_hook import measure_batches
+from pagetier.client.engines.sglang.engine.batch_times import BatchTimes
 from pagetier.client.engines.sglang.engine.model import Ranks, described_pools, engine_facts, heads_of, require_known
 from pagetier.client.engines.sglang.engine.namespace import EngineFacts
 from pagetier.client.engines.sglang.engine.served_engine import (
@@ -25,7 +28,8 @@ from pagetier.client.engines.sglang.engine.served_engine import (
 from pagetier.client.engines.sglang.engine.settings import LinkerSettings, read_settings
 from pagetier.client.engines.sglang.linker.cache_hooks import idle_publisher, install_hooks, sglang_events
 from pagetier.client.engines.sglang.linker.loads import LayerCounter
-from pagetier.client.engines.sglang.linker.lookups import Lookups, ReadingThread
+from pagetier.client.engines.sglang.linker.lookups import Lookups
+from pagetier.client.engines.sglang.linker.reading import Reading
 from pagetier.client.engines.sglang.linker.released_hints import ReleasedHints
 from pagetier.client.engines.sglang.linker.transfers import RankServices, ServedGroups, Streams, Transfers
 from pagetier.client.engines.sglang.pools.device_pools import DevicePool, device_pools, require_replicas
@@ -72,7 +76,7 @@ def open_transfers(
     attachment_log = AttachmentLog(log, settings.origin)
     client = open_client(settings, attachment_log, ranks.number)
     prefetch = PrefetchThread(client)
-    reading = ReadingThread(prefetch, _fleet_reads(client, prefetch, settings)) if ranks.reads else None
+    reading = _reading(client, prefetch, settings) if ranks.reads else None
     if facts.adapters:
         log.warning("pagetier shares no pages with other engines: SGLang knows LoRA adapters by their paths only")
 
@@ -93,14 +97,18 @@ def open_transfers(
     weights = weights_thread(facts, settings, identified)
     wait_for_weights(weights, ranks.number)
     streams = _streams(engine.paged[0].cache.device, forward_stream)
-    services = _services(ranks.number, facts, params, client, settings, prefetch)
+    own = _services(ranks.number, facts, params, client, settings, prefetch)
+    services = msgspec.structs.replace(own, batches=reading.batches if reading is not None else None)
     return Transfers(client, opened, services, counter, ranks, streams), pools
 
 
-def _fleet_reads(client: Client, thread: PrefetchThread, settings: LinkerSettings) -> FleetReads:
-    reads = FleetReads(client, thread, LoadOrCompute())
-    reads.limits = FleetLimits(settings.remote_timeout, settings.remote_least)
-    return reads
+def _reading(client: Client, thread: PrefetchThread, settings: LinkerSettings) -> Reading:
+    """Returns what reads from disk and fleet. SGLang's scheduler reports its batches from now on."""
+    rule = LoadOrCompute()
+    fleet = FleetReads(client, thread, rule)
+    fleet.limits = FleetLimits(settings.remote_timeout, settings.remote_least)
+    measure_batches()
+    return Reading(DiskReads(thread, rule), fleet, BatchTimes(rule), settings)
 
 
 def _services(

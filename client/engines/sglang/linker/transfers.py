@@ -12,6 +12,7 @@ from pagetier.client.async_copy.store_job import StoreHandle
 from pagetier.client.client import Client
 from pagetier.client.engines.events.idle_publisher import IdlePublisher
 from pagetier.client.engines.prefetch_thread import PrefetchThread
+from pagetier.client.engines.sglang.engine.batch_times import BatchTimes
 from pagetier.client.engines.sglang.linker.events import SglangEvents
 from pagetier.client.engines.sglang.linker.loads import GroupPages, LayerCounter, LoadingBatch, QueuedLoad
 from pagetier.client.engines.sglang.linker.lookups import Lookups
@@ -70,12 +71,14 @@ class RankServices(msgspec.Struct, frozen=True, eq=False):
         events: Announces pages to routers; None if this rank publishes nothing.
         hints: Passes on what is known of sessions; None if another rank does so.
         idle: Publishes these events while SGLang does not; None if there are none.
+        batches: Measures how long SGLang computes; None if that is not of use on this rank.
     """
 
     prefetch: PrefetchThread
     events: SglangEvents | None = None
     hints: ReleasedHints | None = None
     idle: IdlePublisher | None = None
+    batches: BatchTimes | None = None
 
 
 class Transfers:
@@ -101,7 +104,7 @@ class Transfers:
         streams: Streams,
     ) -> None:
         self._client, self._open, self._prefetch = client, opened, services.prefetch
-        self._flushes = 0
+        self._batches, self._flushes = services.batches, 0
         self._counter, self._ranks, self._streams = counter, ranks, streams
         self._events, self._idle, self._hints = services.events, services.idle, services.hints
         self._opened: ServedGroups | None = None
@@ -195,6 +198,14 @@ class Transfers:
         """Says that a session is over."""
         if self._hints is not None:
             self._hints.closed(session)
+
+    def batch_ended(self, batch: Any) -> None:
+        """Learns how long a batch of SGLang took; see ReportsBatches."""
+        try:
+            if self._batches is not None:
+                self._batches.ended(batch)
+        except Exception:
+            log.exception("pagetier: a batch cannot be measured")
 
     def pop(self) -> bool:
         """Returns whether the pages of the oldest offload are stored."""

@@ -14,28 +14,26 @@ returned, so that each call has a time limit. No method raises an exception.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any, Final, ParamSpec, TypeVar
 
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolName, PoolTransferResult
 from sglang.srt.observability.metrics_collector import StorageMetrics
-from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+from pagetier.client.engines.sglang.engine.batch_hook import measure_batches
+from pagetier.client.engines.sglang.engine.batch_times import ReportsBatches
 from pagetier.client.engines.sglang.storage.pages import Restorable, StoragePages
 from pagetier.client.engines.unsupported import log_unsupported
 
 log = logging.getLogger("pagetier.sglang")
 
-_SCHEDULER: Final = "sglang.srt.managers.scheduler"
 _CLEAR_S: Final = 10.0  # pages on disk are removed by the disk worker, between what it writes
 
 _R = TypeVar("_R")
 _P = ParamSpec("_P")
 
 
-class PagetierStorage(HiCacheStorage):
+class PagetierStorage(HiCacheStorage, ReportsBatches):
     """Stores the pages of SGLang's host pool in pagetier. SGLang makes it.
 
     Args:
@@ -69,12 +67,12 @@ class PagetierStorage(HiCacheStorage):
             )
 
             self._pages = open_storage(self._config, self._hosts)
-            _measure_batches()
+            measure_batches()
         except Exception as error:  # noqa: BLE001  SGLang serves without a cache
             log_unsupported(log, error)
 
     def batch_ended(self, batch: Any) -> None:
-        """Learns how long a batch of SGLang took, to leave out what is computed faster than it is loaded."""
+        """Implements ReportsBatches."""
         if self._pages is not None:
             self._safely(None, self._pages.batches.ended, batch)
 
@@ -182,18 +180,3 @@ class PagetierStorage(HiCacheStorage):
         except Exception:
             log.exception("pagetier: %s failed, its pages are misses", getattr(call, "__name__", call))
             return failed
-
-
-@cache
-def _measure_batches() -> None:
-    """Lets SGLang's scheduler report its batches from now on. If a plugin hooked the method before, it does not."""
-    if _SCHEDULER in sys.modules:
-        HookRegistry.register(f"{_SCHEDULER}.Scheduler.process_batch_result", _on_result, HookType.AFTER)
-        HookRegistry.apply_hooks()
-
-
-def _on_result(_: None, scheduler: Any, batch: Any, *__: Any, **___: Any) -> None:
-    controller = getattr(getattr(scheduler, "tree_cache", None), "cache_controller", None)
-    storage = getattr(controller, "storage_backend", None)
-    if isinstance(storage, PagetierStorage):
-        storage.batch_ended(batch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -13,13 +12,13 @@ import numpy.typing as npt
 
 from pagetier.client.client import Client
 from pagetier.client.engines.fleet_reads import FleetLimits
+from pagetier.client.engines.sglang.engine.batch_times import BatchTimes
 from pagetier.client.engines.sglang.engine.tier_counts import by_tier
 from pagetier.client.engines.sglang.pools.device_pools import FULL, STATE
 from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup, hashes_of
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.keys import Keys
-from pagetier.client.load_or_compute import LoadOrCompute, attended
 from pagetier.client.prompt_reader import PromptReader
 from pagetier.client.session_lookups import count_lookup, find, sample_lookup
 from pagetier.client.store_result import Outcome
@@ -52,39 +51,6 @@ class CopiedBatch(msgspec.Struct, frozen=True):
 
     pages: int
     rate: float
-
-
-class BatchTimes:
-    """The batches of one scheduler. Called by the scheduler's thread; it takes microseconds.
-
-    SGLang may launch a batch before it has the result of the one before, so a batch begins when the one before it has
-    ended. Of the batches that compute only answers, the rule learns the first after each one that computes a prompt.
-
-    Args:
-        rule: Learns the times.
-    """
-
-    def __init__(self, rule: LoadOrCompute) -> None:
-        self._rule = rule
-        self._ended_at = -math.inf
-        self._learns_answers = False
-
-    def ended(self, batch: Any) -> None:
-        """Records that SGLang has the result of a batch.
-
-        Args:
-            batch: SGLang's ScheduleBatch. Its `launch_ts` is when it was launched, by the clock.
-        """
-        now, before = clock.now(), self._ended_at
-        self._ended_at = now
-        mode = batch.forward_mode
-        prompts = _prompts(batch) if mode.is_extend_without_speculative() else []
-        # The parts of a split prefill are launched one by one, and only the last launch is known.
-        known = batch.launch_ts is not None and not mode.is_split_prefill() and not mode.is_idle()
-        if known and (prompts or self._learns_answers):
-            self._learns_answers = bool(prompts)
-            seconds = now - max(batch.launch_ts, before)
-            self._rule.computed(sum(map(len, prompts)), math.fsum(map(attended, prompts)), seconds)
 
 
 class StoragePages:
@@ -288,9 +254,3 @@ def _keys(group: EngineGroup, hashes: Sequence[str], extra: Any) -> Keys:
 def _slots(group: EngineGroup, indices: Any) -> SlotMap:
     blocks = group.blocks(indices)
     return group.cache.slots_of(blocks, len(blocks))
-
-
-def _prompts(batch: Any) -> list[range]:
-    """Returns the tokens of each prompt that a batch computes."""
-    lengths = zip(batch.prefix_lens or (), batch.extend_lens or (), strict=True)
-    return [range(before, before + computed) for before, computed in lengths if computed]
