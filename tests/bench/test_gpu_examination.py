@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from eventually import eventually
+from eventually import eventually, pace
 from gpu_examination import bundle
 from gpu_examination.runner import ResultsFile, run
 from gpu_examination.steps import ROOT, Step, gpu_steps, gpu_tests, rehearsal_steps
@@ -26,6 +28,41 @@ child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 print(json.dumps({"name": "child", "value": child.pid}), flush=True)
 time.sleep(60)
 """
+
+
+class StepTime:
+    """The time of steps: a step that sleeps has used all of its time once it has done what comes before."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.sleeps: Callable[[], bool] = lambda: True
+
+    def wait(self, process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        """Stands in for Popen.wait()."""
+        assert isinstance(process.args, Sequence)
+        if timeout is None or "sleep(60)" not in str(process.args[-1]):
+            return _really_wait(process, timeout)
+        assert eventually(self.sleeps)
+        self.now += timeout
+        raise subprocess.TimeoutExpired(process.args, timeout)
+
+    def sleep(self, seconds: float) -> None:
+        """Stands in for time.sleep()."""
+        self.now += seconds
+        pace()
+
+
+_really_wait = subprocess.Popen.wait
+
+
+@pytest.fixture
+def step_time(monkeypatch: pytest.MonkeyPatch) -> StepTime:
+    """Returns the time of the runner and of its steps."""
+    passing = StepTime()
+    monkeypatch.setattr(subprocess.Popen, "wait", lambda process, timeout=None: passing.wait(process, timeout))
+    clock = SimpleNamespace(monotonic=lambda: passing.now, sleep=passing.sleep)
+    monkeypatch.setattr("gpu_examination.runner.time", clock)
+    return passing
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +100,10 @@ while not pathlib.Path({str(file)!r}).exists(): time.sleep(0.01)
     assert [line.get("outcome") for line in results_of(tmp_path, python("step", program))] == [None, "done"]
 
 
-def test_a_step_that_hangs_is_stopped_with_all_its_processes_and_keeps_its_results(tmp_path: Path) -> None:
+def test_a_step_that_hangs_is_stopped_with_all_its_processes_and_keeps_its_results(
+    tmp_path: Path, step_time: StepTime
+) -> None:
+    step_time.sleeps = (tmp_path / "device/now.jsonl").exists
     child, stopped, after, _ = results_of(tmp_path, python("hangs", HANGS, 3), python("next", "print('{}')"))
     assert stopped["outcome"] == "stopped after 3 s" and after == {"step": "next"}
     assert eventually(lambda: not is_alive(child["value"]))
@@ -88,6 +128,7 @@ def test_the_next_step_runs_whatever_became_of_the_last(tmp_path: Path, step: St
     assert ("it broke" in first.get("log", "")) == (outcome == "failed with exit code 1")
 
 
+@pytest.mark.usefixtures("step_time")
 def test_the_time_of_all_steps_is_limited(tmp_path: Path) -> None:
     hangs, late = results_of(tmp_path, python("hangs", "import time; time.sleep(60)"), python("late", ""), seconds=1)
     assert hangs["outcome"] == "stopped after 1 s" and late["outcome"] == "skipped: no time is left"
