@@ -24,6 +24,8 @@ REFUSED: Final = 77
 _RUN: Final = Path("/run/pagetier")
 _SETTINGS: Final = {"pagetierd.toml": "[arena]\nsize = 1\n", "copy.toml": "programs = 'none'\n"}
 _ENVIRON: Final = {
+    "GIT_DIR": "/nowhere",
+    "GIT_INDEX_FILE": "/nowhere/index",
     "HOME": "/etc",  # with .config/pagetier/copy.toml
     "LANGUAGE": "tr",
     "LC_ALL": "tr_TR.ISO-8859-9",

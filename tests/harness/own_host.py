@@ -23,6 +23,8 @@ _HOME: Final = ROOT / ".cache/home"
 _OF_THE_HOST: Final = (
     *("PAGETIER", "XDG_", "LC_", "LANGUAGE", "NOTIFY_", "WATCHDOG_", "JOURNAL_", "LISTEN_", "AWS_"),
     *("PYTHONUNBUFFERED", "PYTHONHASHSEED", "PYTHONWARNINGS"),
+    *("GIT_ALTERNATE_", "GIT_COMMON_DIR", "GIT_DIR", "GIT_GRAFT_", "GIT_IMPLICIT_", "GIT_INDEX_", "GIT_NAMESPACE"),
+    *("GIT_OBJECT_", "GIT_PREFIX", "GIT_SHALLOW_", "GIT_WORK_TREE"),  # by these a hook leads git to its repository
 )
 _KEPT: Final = {"GIT_CONFIG_GLOBAL": ".gitconfig", "PIP_CONFIG_FILE": ".config/pip/pip.conf"}
 """Settings of tools that the tests use, such as the package index of this host, which are in its user's home."""
