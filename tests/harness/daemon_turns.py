@@ -7,7 +7,8 @@ import socket
 from contextlib import suppress
 from typing import Final, Self
 
-_WAIT_S: Final = 30.0
+from eventually import PATIENCE_S
+
 PUBLISHED: Final = 24
 """Turns in which more than a second passes: the daemon has published again what it reports once a second."""
 
@@ -30,7 +31,7 @@ class Turns:
     def pass_by(self, count: int = 2) -> None:
         """Returns when so many turns have begun and ended."""
         self.passed()
-        self._socket.settimeout(_WAIT_S)
+        self._socket.settimeout(PATIENCE_S)
         for _ in range(1 + count):  # the first one may have begun before
             while self._socket.recv(4096) != b"WATCHDOG=1":
                 pass

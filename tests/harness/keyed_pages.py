@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from eventually import PATIENCE_S
 from oracle.page_contents import words, wrong
 from pagetier.client import Client, Keys, StoreResult
 from pagetier.client.adapters import Part
@@ -36,12 +37,12 @@ def pages_of(keys: Keys, size: int = PAGE, part: Part = WHOLE) -> list[npt.NDArr
     return [page_of(key, size)[part.index * share : (part.index + 1) * share] for key in keys]
 
 
-def store(client: Client, keys: Keys, size: int = PAGE, part: Part = WHOLE, timeout: float = 5.0) -> StoreResult:
+def store(client: Client, keys: Keys, size: int = PAGE, part: Part = WHOLE, timeout: float = PATIENCE_S) -> StoreResult:
     """Stores pages with their content."""
     return client.store(keys, pages_of(keys, size, part), part, timeout)
 
 
-def found(client: Client, keys: Keys, size: int = PAGE, timeout: float = 5.0) -> int:
+def found(client: Client, keys: Keys, size: int = PAGE, timeout: float = PATIENCE_S) -> int:
     """Loads pages of a prompt from memory or disk, compares every byte, and returns the number of pages."""
     out = np.zeros((len(keys), size), np.uint8)
     with client.match(keys) as match:
