@@ -126,8 +126,10 @@ static bool add_owners(slot_owners *s, const pt_claim *claim)
 /* Takes the slots of a valid claim, unless a newer write owns one of them. Returns false with an exception set. */
 static bool settle(slot_owners *s, const pt_claim *claim)
 {
-    uint64_t other = pt_newest_owner(s->owners, claim);
     s->newest = s->newest < claim->serial ? claim->serial : s->newest;
+    if (pt_take_free(s->owners, claim))
+        return true;
+    uint64_t other = pt_newest_owner(s->owners, claim);
     if (other > claim->serial)
         return append_new(s->losers, PyLong_FromUnsignedLongLong(claim->serial));
     if (other && !add_owners(s, claim))
@@ -148,10 +150,18 @@ static bool claim_record(slot_owners *s, const pt_disk_record *r)
 
 static bool claim_all(slot_owners *s, PyObject *list)
 {
-    pt_disk_record r;
-    for (Py_ssize_t i = 0; i < PyList_Size(list); i++)
-        if (!record_at(list, i, &r) || !claim_record(s, &r))
+    const Py_ssize_t count = PyList_Size(list);
+    pt_disk_record r, next;
+    if (count && !record_at(list, 0, &next))
+        return false;
+    for (Py_ssize_t i = 1; i <= count; i++) {
+        r = next;
+        if (i < count && !record_at(list, i, &next))
             return false;
+        pt_prefetch_owners(&next, s->owners, s->slots);
+        if (!claim_record(s, &r))
+            return false;
+    }
     return true;
 }
 

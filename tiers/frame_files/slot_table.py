@@ -26,12 +26,13 @@ class SlotTable:
 
     def __init__(self, owners: npt.NDArray[np.uint64]) -> None:
         self._owners = (owners % np.uint64(_MARKS) if owners.max(initial=0) >= _MARKS else owners).astype(np.uint32)
-        np.add(self._owners, 1, out=self._owners, where=owners > 0)  # _mark() of each
-        self._owned = int(np.count_nonzero(self._owners))
+        owned = owners > 0
+        np.add(self._owners, 1, out=self._owners, where=owned)  # _mark() of each
+        self._owned = int(np.count_nonzero(owned))
         self._leaving = 0  # slots that are released and still read
         self._cursor = 0
         # No slot from here on was ever owned.
-        self._top = len(owners) - int(np.argmax(self._owners[::-1] > 0)) if self._owned else 0
+        self._top = len(owners) - int(np.argmax(owned[::-1])) if self._owned else 0
         self._readers: Counter[int] = Counter()
         self._released: dict[int, Sequence[FrameExtent]] = {}
         self._change = SafeCondition()

@@ -165,6 +165,51 @@ static inline enum pt_claim_result pt_read_claim(const pt_disk_record *r, uint64
     return claim->slots.end <= slots && claim->slots.frames <= slots ? PT_CLAIM_VALID : PT_CLAIM_BEYOND;
 }
 
+/* Starts to load the owners of the slots that a record names, whatever it is: most are not in the processor's cache,
+ * which can claim the record before it until they are. */
+static inline void pt_prefetch_owners(const pt_disk_record *r, const uint64_t *owners, uint64_t slots)
+{
+    if (r->value_bytes < sizeof(pt_disk_record_head) + PT_CHECK_BYTES)
+        return;
+    pt_disk_extents x = {.at = r->value + sizeof(pt_disk_record_head)};
+    x.count = (r->value_bytes - sizeof(pt_disk_record_head) - PT_CHECK_BYTES) / sizeof(pt_disk_extent);
+    for (size_t i = 0; i < x.count; i++) {
+        pt_disk_extent extent = pt_extent_at(&x, i);
+        if (!extent.frames || extent.frames > slots || extent.first > slots - extent.frames)
+            continue;
+        __builtin_prefetch(owners + extent.first, 1);
+        __builtin_prefetch(owners + extent.first + extent.frames - 1, 1);
+    }
+}
+
+/* Frees the first slots of a claim, so many of them. */
+static inline void pt_free_first(uint64_t *owners, const pt_claim *claim, uint64_t slots)
+{
+    for (size_t i = 0; slots; i++) {
+        pt_disk_extent extent = pt_extent_at(&claim->slots, i);
+        for (uint64_t *owner = owners + extent.first; extent.frames && slots; extent.frames--, slots--)
+            *owner++ = 0;
+    }
+}
+
+/* Gives the slots of a valid claim to it if all are free, in one pass since those of a page lie far apart. Returns
+ * false, without a change, if one is not, or is named twice. */
+static inline bool pt_take_free(uint64_t *owners, const pt_claim *claim)
+{
+    uint64_t taken = 0;
+    for (size_t i = 0; i < claim->slots.count; i++) {
+        pt_disk_extent extent = pt_extent_at(&claim->slots, i);
+        for (uint64_t *owner = owners + extent.first; extent.frames; extent.frames--, taken++) {
+            if (*owner) {
+                pt_free_first(owners, claim, taken);
+                return false;
+            }
+            *owner++ = claim->serial;
+        }
+    }
+    return true;
+}
+
 /* Returns the newest write that owns a slot of a valid claim, 0 if all are free. */
 static inline uint64_t pt_newest_owner(const uint64_t *owners, const pt_claim *claim)
 {

@@ -108,9 +108,19 @@ static void expect_owned(const uint64_t *owners, const pt_claim *claim)
 static void expect_claim(const pt_disk_record *r, uint64_t *owners)
 {
     pt_claim claim;
-    if (pt_read_claim(r, SLOT_BYTES, SLOTS, &claim) != PT_CLAIM_VALID || pt_newest_owner(owners, &claim) > claim.serial)
+    uint64_t before[SLOTS];
+    memcpy(before, owners, sizeof before);
+    pt_prefetch_owners(r, owners, SLOTS);
+    if (pt_read_claim(r, SLOT_BYTES, SLOTS, &claim) != PT_CLAIM_VALID)
         return;
-    pt_take_slots(owners, &claim);
+    if (!pt_take_free(owners, &claim)) {
+        if (memcmp(before, owners, sizeof before))
+            finding("write %lu has taken some of its slots, and others are not free", claim.serial);
+        if (pt_newest_owner(owners, &claim) > claim.serial)
+            return;
+        pt_take_slots(owners, &claim);
+    } else if (pt_newest_owner(before, &claim))
+        finding("write %lu has taken slots of others", claim.serial);
     expect_owned(owners, &claim);
 }
 
