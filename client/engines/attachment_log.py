@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import threading
 from collections.abc import Callable
 from typing import Final
@@ -14,6 +16,8 @@ from pagetier.shm.protocol import DISK
 from pagetier.shm.units import format_size
 
 _NOTHING: Final = "nothing is cached"
+_NO_LISTENER: Final = tuple(map(os.strerror, (errno.ENOENT, errno.ECONNREFUSED)))
+"""How a reason ends if nothing listens. Others name their own remedy, or a daemon that is there and may answer yet."""
 
 
 class AttachmentLog:
@@ -71,10 +75,9 @@ class AttachmentLog:
             case LinkState.REJECTED:
                 return f"is not attached: {event.detail}; {lacking} until the daemon accepts this engine{remark}"
             case _:
-                return (
-                    f"is not attached: {event.detail}; {lacking} until a daemon answers: start pagetierd there,"
-                    f' or set "socket" in {place}{remark}'
-                )
+                start = f': start pagetierd, or, if it has another socket, set "socket" in {place}'
+                advice = start if event.detail.endswith(_NO_LISTENER) else ""
+                return f"is not attached: {event.detail}; {lacking} until a daemon answers{advice}{remark}"
 
 
 def describe_memory(session: Session | None, event: LinkEvent) -> str:

@@ -250,8 +250,15 @@ def test_one_line_says_what_was_tried_and_what_to_do_without_a_daemon(
     assert eventually(waits_for(caplog, 1))
     (line,) = lines_of(caplog)
     assert f"pagetier is not attached: {tmp_path / 'none.sock'}: No such file" in line
-    assert "pagetierd" in line and '"socket"' in line
+    assert 'until a daemon answers: start pagetierd, or, if it has another socket, set "socket" in ' in line
     half.close()
+
+
+def test_a_socket_that_may_not_be_opened_is_no_reason_to_start_a_daemon(caplog: pytest.LogCaptureFixture) -> None:
+    """Its reason says what to do, and the daemon runs."""
+    for why in ("a socket: Permission denied: to allow it, do this", "the daemon does not answer"):
+        AttachmentLog(log, SettingsOrigin("an option")).on_link(LinkEvent(LinkState.UNREACHABLE, why))
+        assert lines_of(caplog)[-1] == f"pagetier is not attached: {why}; nothing is cached until a daemon answers"
 
 
 @pytest.mark.parametrize(("extras", "disk"), [((), "no disk"), ((DISK,), "disk opening")])
@@ -282,7 +289,7 @@ def test_the_log_says_what_turned_it_on_and_where_its_settings_are(
         assert eventually(waits_for(caplog, 2))
     attached, absent = lines_of(caplog)
     assert attached.endswith('; PAGETIER="mode=load disk_timeout=1s" turned it on, PAGETIER=0 turns it off')
-    assert absent.endswith('or set "socket" in PAGETIER; PAGETIER=1 turned it on, PAGETIER=0 turns it off')
+    assert absent.endswith('set "socket" in PAGETIER; PAGETIER=1 turned it on, PAGETIER=0 turns it off')
 
 
 def test_workers_log_only_that_they_are_rejected(caplog: pytest.LogCaptureFixture) -> None:
@@ -295,7 +302,7 @@ def test_workers_log_only_that_they_are_rejected(caplog: pytest.LogCaptureFixtur
 def test_an_engine_that_was_attached_is_not_said_to_cache_nothing(caplog: pytest.LogCaptureFixture) -> None:
     written = AttachmentLog(log, SettingsOrigin("an option"))
     for state in (LinkState.UNREACHABLE, LinkState.ATTACHED, LinkState.LOST, LinkState.UNREACHABLE, LinkState.REJECTED):
-        written.on_link(LinkEvent(state, "why"))
+        written.on_link(LinkEvent(state, "a socket: Connection refused"))
     before, _, after, rejected = lines_of(caplog)
     assert "; nothing is cached until a daemon answers" in before
     still = "; nothing is stored, and only pages that are still mapped are loaded, until"
