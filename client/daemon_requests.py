@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -10,7 +9,7 @@ import msgspec
 from pagetier.client.attachment import Attachment
 from pagetier.client.hints import Hint, require_hint
 from pagetier.client.keys import Keys, Namespace, require_keys
-from pagetier.client.pending_request import PendingRequest
+from pagetier.client.pending_request import PendingRequest, PendingResult
 from pagetier.shm import clock
 from pagetier.shm.clock import Deadline
 from pagetier.shm.daemon_link import LinkError
@@ -50,7 +49,7 @@ class FleetPages(msgspec.Struct, frozen=True, eq=False):
     table: tuple[Space, ...]
 
 
-class Prefetch:
+class Prefetch(PendingResult[int]):
     """A request to read pages of a prompt from disk into memory. Made by Client.prefetch(). Thread-safe.
 
     It pins nothing, and dropping it does not cancel the prefetch. The daemon may evict the pages again at any time:
@@ -61,23 +60,8 @@ class Prefetch:
     """
 
     def __init__(self, pending: PendingRequest[int], pages: int) -> None:
+        super().__init__(pending)
         self.pages = pages
-        self._pending = pending
-
-    @property
-    def ready(self) -> bool:
-        """Whether wait() returns at once: the daemon has answered, or no response will come. Cheap to poll."""
-        return self._pending.ready
-
-    def call_when_ready(self, call: Callable[[], object]) -> None:
-        """Calls `call` when the prefetch is ready, in any thread, or at once.
-
-        Args:
-            call: Never waits or raises an exception. It may be called twice.
-        """
-        self._pending.call = call
-        if self._pending.ready:
-            call()
 
     def wait(self, timeout: float) -> int:
         """Returns how many pages, from the first on, were in memory when the daemon answered. May be called again.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -16,7 +15,7 @@ from pagetier.client.daemon_requests import FleetPages, locate_pages
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import grain_of
 from pagetier.client.keys import Keys, require_keys, space_of
-from pagetier.client.pending_request import PendingRequest
+from pagetier.client.pending_request import PendingRequest, PendingResult
 from pagetier.shm._core import Session, located_pages, pages_to_find
 from pagetier.shm.page_rows import PAGE_KEYS
 from pagetier.shm.protocol import Located, Space
@@ -99,7 +98,7 @@ class _GroupQuestion(msgspec.Struct, frozen=True, eq=False):
         return b"".join(self.pages)
 
 
-class Location:
+class Location(PendingResult[Located]):
     """A request to locate pages of all groups in the fleet. Made by Client.locate(). Thread-safe.
 
     What it says is a hint: each page is verified when it is read. In a forked child it is ready, without pages.
@@ -111,23 +110,8 @@ class Location:
     def __init__(
         self, pending: PendingRequest[Located], match: GroupMatch, question: _GroupQuestion, session: Session | None
     ) -> None:
-        self.match = match
-        self._pending, self._question, self._session = pending, question, session
-
-    @property
-    def ready(self) -> bool:
-        """Whether the daemon has answered, or will not answer. Cheap to poll."""
-        return self._pending.ready
-
-    def call_when_ready(self, call: Callable[[], object]) -> None:
-        """Calls `call` when the location is ready, in any thread, or at once.
-
-        Args:
-            call: Never waits or raises an exception. It may be called twice.
-        """
-        self._pending.call = call
-        if self._pending.ready:
-            call()
+        super().__init__(pending)
+        self.match, self._question, self._session = match, question, session
 
     @property
     def rate(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 from pagetier.client.rpc import OpenRequest, Requests
 from pagetier.shm.clock import Deadline
@@ -99,3 +99,25 @@ class PendingRequest(OpenRequest[_T]):
     def leave(self) -> None:
         """Leaves the response to the background thread, because no thread waits for it now."""
         self._requests.leave(self)
+
+
+class PendingResult(Generic[_T]):
+    """The result of a request for the caller of the client, who may be called when it is ready. Thread-safe."""
+
+    def __init__(self, pending: PendingRequest[_T]) -> None:
+        self._pending = pending
+
+    @property
+    def ready(self) -> bool:
+        """Whether wait() returns at once: the daemon has answered, or no response will come. Cheap to poll."""
+        return self._pending.ready
+
+    def call_when_ready(self, call: Callable[[], object]) -> None:
+        """Calls `call` when the result is ready, in any thread, or at once; not after the caller has collected it.
+
+        Args:
+            call: Never waits or raises an exception. It may be called twice.
+        """
+        self._pending.call = call
+        if self._pending.ready:
+            call()

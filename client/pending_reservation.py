@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -13,7 +13,7 @@ from pagetier.client.attachment import AttachedClient, Attachment
 from pagetier.client.hints import NO_HINT, Hint, require_hint
 from pagetier.client.keys import Keys, require_keys, space_of
 from pagetier.client.paged_blocks import WHOLE, Part, required_part
-from pagetier.client.pending_request import PendingRequest
+from pagetier.client.pending_request import PendingRequest, PendingResult
 from pagetier.client.reservation import Reservation
 from pagetier.shm._core import page_requests
 from pagetier.shm.protocol import Answer, Reserve, Reserved
@@ -24,7 +24,7 @@ PageSizes: TypeAlias = "int | Sequence[int] | npt.NDArray[np.uint64]"
 _SIZE_BYTES: Final = 8
 
 
-class PendingReservation:
+class PendingReservation(PendingResult[Reservation]):
     """A reservation that was requested and not collected yet. Made by reserve_async(). Thread-safe.
 
     It is collected with wait() or cancelled with cancel(); dropping it cancels it. In a forked child every page is
@@ -36,29 +36,13 @@ class PendingReservation:
     """
 
     def __init__(self, pending: PendingRequest[Reservation], pages: int, part: Part) -> None:
-        self.pages = pages
-        self.part = part
-        self._pending = pending
+        super().__init__(pending)
+        self.pages, self.part = pages, part
 
     @property
     def unsent(self) -> bool:
         """Whether the request could not be sent over this connection: the daemon never receives it."""
         return self._pending.unsent
-
-    @property
-    def ready(self) -> bool:
-        """Whether wait() returns at once."""
-        return self._pending.ready
-
-    def call_when_ready(self, call: Callable[[], object]) -> None:
-        """Calls `call` when the reservation is ready, in any thread, or at once; never after it was collected.
-
-        Args:
-            call: Never waits or raises an exception. It may be called twice.
-        """
-        self._pending.call = call
-        if self._pending.done:
-            call()
 
     def wait(self, timeout: float) -> Reservation:
         """Returns the reservation, waiting at most `timeout` seconds for the response.
