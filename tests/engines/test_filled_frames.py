@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import tiny_model
+from disk_daemon import DiskDaemon
+from eventually import eventually
 from one_host import MODELS, ask, ask_after_reset, exact, prompt, scene_of
 
 BLOCK = 32
@@ -42,7 +43,14 @@ def test_answers_are_the_same_and_frames_are_full() -> None:
             scene.evict_to_disk()
             assert is_same(ask_after_reset(engine, PROMPT), HIT)
             assert engine.do("metrics")["vllm:pagetier_failed_loads"] == 0
-            stats = json.loads(scene.daemon.pagetier("stats", "--json").output)
-            memory, disk = stats["tiers"]["memory"], stats["tiers"]["disk"]
-            assert memory["pages"] == HIT // PAGE and memory["bytes"] >= 0.88 * memory["used"]
-            assert disk["pages"] >= memory["pages"] and stats["disk"]["device_bytes"] <= 1.1 * disk["bytes_in"]
+            assert eventually(lambda: all_reported(scene.daemon)), scene.daemon.reported()
+            snapshot = scene.daemon.snapshot()
+            memory, disk = snapshot.tiers.memory, snapshot.tiers.disk
+            assert memory.pages == HIT // PAGE and memory.bytes >= 0.88 * memory.used
+            assert disk.pages >= memory.pages and snapshot.disk.device_bytes <= 1.1 * disk.bytes_in
+
+
+def all_reported(daemon: DiskDaemon) -> bool:
+    """Returns whether the daemon's status, which is published now and then, has the writes of all frames on disk."""
+    snapshot = daemon.snapshot()
+    return snapshot.disk.device_bytes >= snapshot.tiers.disk.used
