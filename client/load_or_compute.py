@@ -7,7 +7,8 @@ times are linear in a few quantities whose factors are learned, so that a decisi
   before it. Each step also takes a time of its own, which does not count: a request that loads needs a step too.
   Steps that compute no prompt say how long it is, since short steps of one length do not.
 - *Reading* them into memory takes `latency + (tokens + queued) / rate`, where `queued` are the tokens that this engine
-  awaits from the tier already. Reads of other engines show in the measured latency and rate.
+  awaits from the tier already, without what has come of the oldest read. Reads of other engines show in the measured
+  latency and rate.
 - *Copying* them from memory to the engine takes `latency + tokens / rate`. So loading from memory is copying, and
   loading from another tier is both.
 
@@ -179,10 +180,10 @@ class LoadOrCompute:
         with self._lock:
             return Decision.PROBE if self._tiers[tier].take_probe(now, 0, 0.0) else Decision.COMPUTE
 
-    def part_in_time(self, tier: LoadTier, tokens: int, seconds: float) -> float:
+    def part_in_time(self, tier: LoadTier, tokens: int, seconds: float, now: float) -> float:
         """Returns which part of these tokens a tier brings within some seconds, at most 1."""
         with self._lock:
-            return self._tiers[tier].part_in_time(tokens, seconds)
+            return self._tiers[tier].part_in_time(tokens, seconds, now)
 
     def sent(self, tier: LoadTier, tokens: int, timeout: float, now: float) -> SentRead:
         """Returns the record of a read that was sent at `now`, for ended().

@@ -228,7 +228,7 @@ def choose_hit(
     hit = _long_enough(location.longest_hit(), begins + least)
     if hit is None:
         return None, Decision.COMPUTE
-    part = rule.part_in_time(LoadTier.FLEET, hit.tokens - begins, timeout)
+    part = rule.part_in_time(LoadTier.FLEET, hit.tokens - begins, timeout, clock.now())
     in_time = hit if part == 1 else _long_enough(location.longest_hit(part * hit.fleet_bytes), begins + least)
     if in_time is None:
         return hit, rule.probe(LoadTier.FLEET, clock.now())

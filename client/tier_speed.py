@@ -34,14 +34,14 @@ class SentRead(msgspec.Struct, eq=False):
     Attributes:
         tier: The tier.
         tokens: The tokens that it brings.
-        queued: Those that the engine awaited from the tier before.
+        queued: Those of earlier reads that were still to come when it was sent, as far as that is known.
         sent_at: When it was sent, by the clock.
         timeout: The seconds that the tier has for it.
     """
 
     tier: LoadTier
     tokens: int
-    queued: int
+    queued: float
     sent_at: float
     timeout: float
 
@@ -84,33 +84,43 @@ class TierSpeed:
         self._time = MeasuredTime(2, _READS)
         self._sent: list[SentRead] = []  # in the order in which they were sent
         self._judged_until = -math.inf  # when the latest read was sent that has ended
+        self._free_at = -math.inf  # when the latest one ended
         self._read_at = self._probed_at = -math.inf
         self._reads_since = 0
 
-    @property
-    def _queued(self) -> int:
-        return sum(read.tokens for read in self._sent)
+    def _queued(self, now: float) -> float:
+        """Returns the tokens that are still to come. Those of the oldest read come evenly in the time that it takes."""
+        queued = float(sum(read.tokens for read in self._sent))
+        if not queued or not self._time.known:
+            return queued
+        oldest = next(read for read in self._sent if read.tokens)
+        passed, takes = max(0.0, now - self._begun(oldest)), self._time.seconds((1.0, oldest.tokens))
+        return queued - oldest.tokens * (passed / takes if passed < takes else 1.0)
+
+    def _begun(self, read: SentRead) -> float:
+        """Returns when the tier began with a read, if it is the oldest one."""
+        return max(read.sent_at, self._free_at)
 
     def expected(self, tokens: int, now: float) -> float:
         """Returns the seconds that a read of so many tokens takes; 0 if the tier was never read.
 
         A read in progress counts for the time that it has taken so far, unless a later one has ended before it.
         """
-        learned = self._time.seconds((1.0, tokens + self._queued)) if self._time.known else 0.0
+        learned = self._time.seconds((1.0, tokens + self._queued(now))) if self._time.known else 0.0
         return max(learned, self._late(now))
 
     def _least(self, tokens: int, now: float) -> float:
         """Returns the least seconds that such a read takes: far less than expected if only shorter ones were read."""
-        return max(self._time.equations.least((1.0, tokens + self._queued)), self._late(now))
+        return max(self._time.equations.least((1.0, tokens + self._queued(now))), self._late(now))
 
     def _late(self, now: float) -> float:
         return next((now - read.sent_at for read in self._sent if read.sent_at >= self._judged_until), 0.0)
 
-    def part_in_time(self, tokens: int, seconds: float) -> float:
+    def part_in_time(self, tokens: int, seconds: float, now: float) -> float:
         """Returns which part of these tokens come within some seconds, at most 1."""
         if not self._time.known:
             return 1.0
-        latency = self._time.seconds((1.0, self._queued))
+        latency = self._time.seconds((1.0, self._queued(now)))
         reading = self._time.seconds((0.0, tokens))
         return min(1.0, max(0.0, seconds - latency) / reading) if reading else float(latency <= seconds)
 
@@ -133,7 +143,7 @@ class TierSpeed:
 
     def send(self, read: SentRead) -> SentRead:
         """Adds a read to those in progress, and returns it."""
-        read.queued = self._queued
+        read.queued = float(sum(earlier.tokens for earlier in self._sent))
         self._sent.append(read)
         self._read_at, self._reads_since = max(self._read_at, read.sent_at), 0
         return read
@@ -146,5 +156,13 @@ class TierSpeed:
         took = now - read.sent_at
         if not read.tokens or (part < 1 and took < _NO_ANSWER * read.timeout):
             return
-        self._judged_until = max(self._judged_until, read.sent_at)
+        self._leave_out(read, now)
+        self._judged_until, self._free_at = max(self._judged_until, read.sent_at), max(self._free_at, now)
         self._time.learn((1.0, read.tokens + read.queued), took / max(part, _LEAST_PART))
+
+    def _leave_out(self, read: SentRead, now: float) -> None:
+        """Takes what had come of a read that has ended from the queue of each one that was sent by then."""
+        begun = self._begun(read)
+        for later in self._sent:
+            if begun < later.sent_at:
+                later.queued -= read.tokens * (later.sent_at - begun) / (max(now, later.sent_at) - begun)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Any
 
 import msgspec
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 
 from pagetier.client.load_or_compute import Decision, LoadOrCompute, ProcessRule, attended, load_modes
-from pagetier.client.tier_speed import LoadTier
+from pagetier.client.tier_speed import LoadTier, SentRead
 from seeded_random import chance
 
 TIMEOUT_S = 1000.0
+NOW = 10.0  # after all reads of taught()
 
 
 class World(msgspec.Struct):
@@ -108,6 +110,33 @@ def test_tokens_that_are_awaited_already_delay_a_read() -> None:
     assert decided(rule, 2000) is Decision.LOAD
 
 
+def test_what_has_come_of_a_read_delays_no_other() -> None:
+    """1000 tokens take 1 s alone, and 2 s behind another 1000 that have just begun. Computing takes 1.3 s."""
+    rule = taught(World(token=1.3e-3, latency=0.0, read=1e-3))
+    rule.sent(LoadTier.DISK, 1000, TIMEOUT_S, NOW)
+    assert rule.part_in_time(LoadTier.DISK, 1000, 1.0, NOW + 0.5) == pytest.approx(0.5, rel=0.01)
+    found = [rule.decide(LoadTier.DISK, range(1000), NOW + passed) for passed in (0.68, 0.72)]
+    assert found[0] is not Decision.LOAD and found[1] is Decision.LOAD
+
+
+def test_reads_of_a_tier_that_is_never_idle_measure_it_exactly() -> None:
+    """Each read waits for what is still to come of those before it, which is known once they have ended."""
+    random, rule, world = chance(), LoadOrCompute(), World(latency=0.0, read=1e-3)
+    now, free_at, ended, under_way = 0.0, 0.0, 0, deque[tuple[float, SentRead]]()
+    while ended < 100:
+        now = max(now, free_at - random.uniform(0, 8))
+        while under_way and under_way[0][0] <= now:
+            ended_at, read = under_way.popleft()
+            rule.ended(read, 1.0, ended_at)
+            ended += 1
+        tokens = int(random.integers(1000, 4000))
+        if ended >= 10:
+            needs = max(0.0, free_at - now) + world.reading(tokens) / 2
+            assert rule.part_in_time(LoadTier.DISK, tokens, needs, now) == pytest.approx(0.5, abs=0.01), ended
+        free_at = max(now, free_at) + world.reading(tokens)
+        under_way.append((free_at, rule.sent(LoadTier.DISK, tokens, TIMEOUT_S, now)))
+
+
 def test_a_read_that_hangs_says_that_the_tier_is_slow() -> None:
     rule = taught(World())
     rule.sent(LoadTier.DISK, 1, TIMEOUT_S, 1.0)
@@ -133,10 +162,10 @@ def test_a_request_waits_a_little_longer_than_it_would_compute() -> None:
 
 def test_a_part_of_a_prefix_comes_in_time() -> None:
     rule = taught(World())
-    assert rule.part_in_time(LoadTier.DISK, 1000, 0.75) == pytest.approx(0.5, rel=0.01)
-    assert rule.part_in_time(LoadTier.DISK, 1000, 2.0) == 1.0
-    assert rule.part_in_time(LoadTier.DISK, 1000, 0.4) == 0.0
-    assert rule.part_in_time(LoadTier.FLEET, 1000, 0.0) == 1.0, "it was never read"
+    assert rule.part_in_time(LoadTier.DISK, 1000, 0.75, NOW) == pytest.approx(0.5, rel=0.01)
+    assert rule.part_in_time(LoadTier.DISK, 1000, 2.0, NOW) == 1.0
+    assert rule.part_in_time(LoadTier.DISK, 1000, 0.4, NOW) == 0.0
+    assert rule.part_in_time(LoadTier.FLEET, 1000, 0.0, NOW) == 1.0, "it was never read"
 
 
 @pytest.mark.parametrize("slow", [True, False])
@@ -263,7 +292,7 @@ def test_a_read_counts_once() -> None:
     read = rule.sent(LoadTier.DISK, 1000, TIMEOUT_S, 0.0)
     for _ in range(100):
         rule.ended(read, 1.0, 0.9)
-    assert rule.part_in_time(LoadTier.DISK, 1000, 0.75) == pytest.approx(0.5, rel=0.2)
+    assert rule.part_in_time(LoadTier.DISK, 1000, 0.75, NOW) == pytest.approx(0.5, rel=0.2)
 
 
 # --- random worlds ---------------------------------------------------------------------------------------------------
