@@ -197,6 +197,7 @@ def test_what_is_known_of_sessions_reaches_the_daemon() -> None:
         assert hinted() == (0, 0)
         engine.finish_request(1, PAGES, "FINISH_ABORT", _KEEP)
         assert eventually(lambda: hinted()[1] > 0), engine.log
+        assert hinted()[0] == PAGES, "a hint of the requests before it would have come first"
         assert is_hinted_by(1, PAGES, "FINISH_LENGTH", {}), engine.log
         assert is_hinted_by(1, PAGES, "FINISH_MATCHED_STR", {}), engine.log
         assert is_hinted_by(1, PAGES, "FINISH_ABORT", {}, "conversation"), engine.log
