@@ -115,7 +115,9 @@ def check_daemon(daemon: Daemon, config: Config) -> Iterator[Result]:
 
 
 def slower_tiers(snapshot: Snapshot, config: Config) -> Iterator[Result]:
-    """Names each tier from which engines have loaded nothing, because computing has always been faster.
+    """Names each tier from which engines hardly load anything, because computing is faster.
+
+    They load from it until they have measured it, and now and then from a memory that is slow, to measure that.
 
     Yields:
         A warning about each. Memory is named only where it is the only tier: the tokens that were computed instead are
@@ -124,13 +126,12 @@ def slower_tiers(snapshot: Snapshot, config: Config) -> Iterator[Result]:
     lookups = snapshot.lookups
     loaded = {"disk": (config.disk.path, lookups.disk_tokens), "fleet": (config.remote.url, lookups.remote_tokens)}
     for tier, (configured, tokens) in loaded.items():
-        if configured and lookups.slower_tokens and not tokens:
+        if configured and lookups.slower_tokens > _HARDLY * tokens:
             yield warning(
                 f"{tier} speed",
-                f"loading from the {tier} has never been faster than computing: engines have computed"
+                f"loading from the {tier} is hardly ever faster than computing: engines have computed"
                 f" {counted(lookups.slower_tokens, 'token')} instead: use a faster one, or none",
             )
-    # Engines load now and then from a memory that is slow, to measure it.
     if lookups.slower_tokens > _HARDLY * lookups.memory_tokens and not any(tier for tier, _ in loaded.values()):
         yield warning(
             "memory speed",
