@@ -26,6 +26,7 @@ _CHANGES: Final[Mapping[str, Callable[[Any, Any], object]]] = {
     "layout": lambda _, pool: setattr(pool, "kv_cache_layout", "vectorized_5d"),
     "scales": lambda _, pool: setattr(pool, "native_k_scale_buffer", [object()]),
     "checkpoints": lambda params, _: vars(params.req_to_token_pool).update(mamba_pool=None, mamba_ckpt_pool=object()),
+    "index_kpool": lambda _, pool: setattr(pool, "index_kpool", 2),
     "index_k_page8": lambda _, pool: setattr(pool.c4_indexer_kv_pool, "index_k_page8", True),
     "index_k_rne": lambda _, pool: setattr(pool.c4_indexer_kv_pool, "index_k_rne", True),
     "use_fp4_indexer": lambda _, pool: setattr(pool.c4_indexer_kv_pool, "use_fp4_indexer", True),
@@ -46,7 +47,7 @@ def forget(name: str) -> None:
     """Makes pagetier forget something: a physical buffer, a stage, a share of a rank, or that it refuses pipelines.
 
     A buffer is an entry of SGLang's, a kind of plane, "draft" for packed drafts, "index" for the index keys of DSA in a
-    hybrid model, or "state" for the last of the recurrent states.
+    hybrid model, "index of the host" for those of HiCache, or "state" for the last of the recurrent states.
     """
     match name:
         case "tokens" | "layers":
@@ -59,6 +60,8 @@ def forget(name: str) -> None:
             patch("pagetier.client.engines.sglang.linker.setup.require_known", lambda _: None).start()
         case "state":
             _forget_state()
+        case "index of the host":
+            _forget_index()
         case "index":
             patch.object(device_pools, "sparse_rows", row_pools.latent_rows).start()
         case _:
@@ -94,6 +97,18 @@ def _forget_state() -> None:
         return (msgspec.structs.replace(whole, group=msgspec.structs.replace(whole.group, kv_caches=layers)),)
 
     patch.object(device_pools, "_state_pools", some_states).start()
+
+
+def _forget_index() -> None:
+    """Makes HiCache take the index keys for loaded without a copy."""
+    from pagetier.client.engines.sglang.storage.pages import StoragePages  # it has the version of SGLang
+
+    load = StoragePages.load
+
+    def load_others(self: Any, pool: str, keys: Sequence[str], *more: Any) -> int:
+        return len(keys) if pool == "indexer" else load(self, pool, keys, *more)
+
+    patch.object(StoragePages, "load", load_others).start()
 
 
 def load_one_more(name: str) -> None:

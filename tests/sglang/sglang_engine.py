@@ -58,7 +58,11 @@ class SglangEngine:
             process.start()
             there.close()
             self._ranks.append((process, here))
-        self._answers()
+        try:
+            self._answers()
+        except AssertionError:
+            self.close()
+            raise
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any) -> Any:
@@ -161,6 +165,8 @@ def _serve(pipe: Connection, arguments: RankArguments, log: Path) -> None:
                 return
             except Exception:  # noqa: BLE001  the test reports it
                 pipe.send((traceback.format_exc(), None))
+                if target is None:
+                    return
             else:
                 pipe.send(("", answer))
 

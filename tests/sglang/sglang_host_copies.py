@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from sglang.srt.mem_cache.pool_host import base, common
+from sglang.srt.mem_cache.pool_host.dsa import DSAIndexerPoolHost
 from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
@@ -24,6 +25,8 @@ def install() -> None:
     for kind in (MHATokenToKVPoolHost, MLATokenToKVPoolHost):
         kind.load_to_device_per_layer = _load
         kind.backup_from_device_all_layer = _back_up
+    DSAIndexerPoolHost.load_to_device_per_layer = _load_index
+    DSAIndexerPoolHost.backup_from_device_all_layer = _back_up_index
     MambaPoolHost.load_to_device_per_layer = _load_states
     MambaPoolHost.backup_from_device_all_layer = _back_up_states
 
@@ -41,6 +44,28 @@ def _back_up(self: Any, _pool: Any, host: torch.Tensor, device: torch.Tensor, _i
     for host_buffer, layers in _buffers(self):
         for layer, tensor in enumerate(layers):
             host_buffer[_places(self, host, layer)] = tensor[device]
+
+
+def _load_index(
+    self: Any, _pool: Any, host: torch.Tensor, device: torch.Tensor, layer_id: int, _io: str, *, is_draft: bool = False
+) -> None:
+    if not is_draft and layer_id not in self._device_to_host_layer:
+        return  # as in SGLang: a layer without index keys, or one of a draft, which has a transfer of its own
+    layer = self._draft_host_layer(layer_id) if is_draft else self._host_layer_index(layer_id)
+    pages, own = self._get_indexer_page_indices(host.cpu(), device)
+    self.packed_device_index_buffers[layer][own] = _index_rows(self, layer)[pages]
+
+
+def _back_up_index(self: Any, _pool: Any, host: torch.Tensor, device: torch.Tensor, _io: str) -> None:
+    pages, own = self._get_indexer_page_indices(host.cpu(), device)
+    for layer, keys in enumerate(self.packed_device_index_buffers):
+        _index_rows(self, layer)[pages] = keys[own]
+
+
+def _index_rows(pool: Any, layer: int) -> torch.Tensor:
+    """Returns the host's index keys of one layer, a row for each page."""
+    index: torch.Tensor = pool.index_k_with_scale_buffer
+    return index[layer] if pool.layout == "layer_first" else index[:, layer, 0]
 
 
 def _load_states(

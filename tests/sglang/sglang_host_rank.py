@@ -127,7 +127,8 @@ class HostRank(Rank):
     def free_slots(self) -> dict[str, int]:
         """Returns the free slots of each pool of the GPU and of the host."""
         host = self.cache.cache_controller.mem_pool_host.entry_map
-        return self.pools.free_slots() | {f"host {name}": one.host_pool.available_size() for name, one in host.items()}
+        own = {name: one.host_pool for name, one in host.items() if not name.startswith("deepseek_v4")}
+        return self.pools.free_slots() | {f"host {name}": pool.available_size() for name, pool in own.items()}
 
     def leaked(self) -> dict[str, int]:
         """Evicts all that nothing uses, and returns the slots of each pool that stay allocated."""

@@ -9,7 +9,7 @@ import torch
 
 from sglang_untouched import Untouched
 
-_CACHED: Final = ("kv", "swa", "mamba")  # an engine with other pools is refused
+_CACHED: Final = ("kv", "indexer", "swa", "mamba")  # an engine with other pools is refused
 
 
 class HostRows:
@@ -21,7 +21,7 @@ class HostRows:
     """
 
     def __init__(self, pools: Mapping[str, Any], backend: Any) -> None:
-        cached = {name: pool for name, pool in pools.items() if name in _CACHED}
+        cached = pools if all(name in _CACHED for name in pools) else {}
         self._rows = {name: _rows(pool) for name, pool in cached.items()}
         self._units = {name: 1 if name == "mamba" else pool.page_size for name, pool in cached.items()}
         self._asked: list[tuple[str, torch.Tensor]] = []
@@ -63,6 +63,9 @@ def _rows(pool: Any) -> list[torch.Tensor]:
     """Returns the buffers of a host pool, the first dimension of which are pages, or the slots of states."""
     if hasattr(pool, "temporal_buffer"):
         return [one for one in (pool.temporal_buffer, *pool.conv_buffer) if one.numel()]
+    if hasattr(pool, "index_k_with_scale_buffer"):
+        index = pool.index_k_with_scale_buffer
+        return [index.movedim(1, 0) if pool.layout == "layer_first" else index]
     buffers = list(pool.kv_buffer) if hasattr(pool, "device_k_buffers") else [pool.kv_buffer]
     match pool.layout:
         case "layer_first":

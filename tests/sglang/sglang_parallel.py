@@ -12,6 +12,7 @@ _NAMES: Final = {"mha": "MHA", "mla": "MLA", "swa": "windows", "mamba": "recurre
     "dsv4": "DeepSeek V4",
     "minimax-m3": "MiniMax-M3",
     "mla-fp8": "MLA",
+    "dsa-fp8": "DSA",
     "dsa-split": "DSA",
 }
 
@@ -51,6 +52,8 @@ PIPELINES: Final = Division(
         *(Spec(kind, 16, ranks=2, stages=2, layout="page_first") for kind in ("mla", "swa", "mamba")),
         Spec("mha", 64, ranks=1, stages=3, layout="page_first"),
         Spec("mla", 16, ranks=1, stages=2, layout="page_first", layers=(3, 4)),
+        Spec("dsa", 64, ranks=2, stages=2, layout="page_first"),
+        Spec("dsa-fp8", 64, ranks=2, stages=2, layout="layer_first"),
     ),
 )
 
@@ -82,6 +85,17 @@ LAYERS: Final = Division(
     linker=(Spec("dsa-split", 64, contexts=3), Spec("dsa-split", 64, ranks=2, contexts=2)),
 )
 
+NOT_IN_PIPELINES: Final = {
+    "DeepSeek V4": (
+        "the host pools deepseek_v4_c128, deepseek_v4_c4, deepseek_v4_c4_indexer, deepseek_v4_c4_indexer_state,"
+        " deepseek_v4_c4_state of HiCache are not known: use the linker, without --pp-size"
+    ),
+    "DeepSeek V4.1": "DeepSeek-V4.1 does not support pipeline parallelism yet",
+    "MiniMax-M3": "MiniMax-M3 sparse HiCache does not support pipeline parallelism",
+    "draft models": "a draft model beside pipeline parallelism: leave --speculative-algorithm out",
+}
+"""What is not cached in a pipeline, and the line of pagetier or the exception of SGLang that says so."""
+
 DIVISIONS: Final = (PIPELINES, REPLICAS, TOKENS, LAYERS)
 
 
@@ -91,6 +105,12 @@ def table() -> str:
         "| ranks divided by | state of a rank | engines that share pages | linker, tested with | HiCache, tested with |"
     ]
     return "\n".join([*head, "| -- | -- | -- | -- | -- |", *(division.row for division in DIVISIONS)])
+
+
+def not_in_pipelines() -> str:
+    """Returns the table of what is not cached in a pipeline, in Markdown."""
+    rows = [f"| {models} | `{line}` |" for models, line in NOT_IN_PIPELINES.items()]
+    return "\n".join(["| in a pipeline with HiCache | in SGLang's log |", "| -- | -- |", *rows])
 
 
 def _named(specs: tuple[Spec, ...]) -> str:

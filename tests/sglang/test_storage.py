@@ -11,7 +11,7 @@ from disk_daemon import DiskDaemon
 from eventually import eventually
 from running_daemon import RunningDaemon
 from sglang_engine import SglangEngine
-from sglang_model import Spec, whole
+from sglang_model import Spec, computed, whole
 
 pytest_plugins = ("sglang_daemon",)
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
@@ -21,10 +21,11 @@ SPECS = [
     *(Spec("mha", page, ranks=1, layout=layout) for page in (1, 64) for layout in LAYOUTS[1::2]),
     *(Spec(kind, 16, ranks=2, layout=layout) for kind in ("mla", "swa", "mamba") for layout in OF_KINDS[kind]),
     *(Spec(kind, page, ranks=1, layout="page_first") for kind in ("swa", "mamba") for page in (1, 64)),
+    Spec("dsa", 64, ranks=2, layout="page_first_direct"),
 ]
 DRAFTS = [
     Spec(kind, 16, ranks=2, layout=layout, draft="packed") for kind in ("mha", "mla") for layout in OF_KINDS[kind]
-]
+] + [Spec("dsa", 64, layout="page_first", draft="packed")]
 _PAGES = {1: 96, 16: 10, 64: 6}
 _WAIT_S = 60.0
 
@@ -60,6 +61,21 @@ def test_packed_layers_of_a_draft_are_a_part_of_the_pages(daemon: DiskDaemon, sp
         daemon.flush("memory")
         other.reset_with_host()
         assert other.restore(1, 8) == whole(spec, 8)
+
+
+def test_index_keys_of_another_format_are_other_pages(daemon: DiskDaemon) -> None:
+    """So are the latents beside them. The linker has both in one page, which HiCache does not find."""
+    spec = Spec("dsa", 64, layout="page_first")
+    with SglangEngine(spec, daemon.socket) as engine:
+        engine.insert(1, 4)
+        engine.reset()
+        assert engine.restore(1, 4) == whole(spec, 4)
+    with SglangEngine(spec, daemon.socket, change="index_kpool") as engine:
+        assert eventually(lambda: "pagetier attached to" in engine.log, _WAIT_S), engine.log
+        assert engine.restore(1, 4) == computed(spec)
+    linker = msgspec.structs.replace(spec, layout="")
+    with SglangEngine(linker, daemon.socket) as engine:
+        assert engine.restore(1, 4) == computed(linker)
 
 
 @pytest.mark.parametrize("spec", [DRAFTS[1], DRAFTS[5]], ids=lambda spec: spec.name)

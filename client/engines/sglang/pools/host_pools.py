@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from pagetier.client.engines.sglang.pools.device_pools import FULL, STATE, WINDOW, DevicePool
+from pagetier.client.engines.sglang.pools.device_pools import FULL, INDEX, STATE, WINDOW, DevicePool, variants_of
 from pagetier.client.engines.unsupported import UnsupportedError
 from pagetier.client.groups import FullAttention, Recurrent, SlidingWindow
 from pagetier.client.registration import CacheGroup
@@ -18,6 +18,8 @@ _LAYERS: Final[Mapping[str, Callable[[Any, int, int], Any]]] = {
     "page_head": lambda buffer, layer, page: buffer[:, :, :, layer].transpose(1, 2),
 }
 _STATE_LAYOUTS: Final = ("page_first", "page_first_direct")
+_SPARSE: Final = ("MLATokenToKVPoolHost", "DSAIndexerPoolHost", "DSATokenToKVPool")
+_INDEX_LAYOUTS: Final = ("layer_first", *_STATE_LAYOUTS)
 
 
 def host_pools(pools: Mapping[str, Any], page: int, heads: Callable[[str], int]) -> tuple[DevicePool, ...]:
@@ -34,14 +36,13 @@ def host_pools(pools: Mapping[str, Any], page: int, heads: Callable[[str], int])
     Raises:
         UnsupportedError: A pool or its layout is not known.
     """
-    if unknown := sorted(pools.keys() - {FULL, WINDOW, STATE}):
+    known = {FULL, INDEX} if _is_sparse(pools) else {FULL, WINDOW, STATE}
+    if unknown := sorted(pools.keys() - known):
         raise UnsupportedError(
             f"the host pools {', '.join(unknown)} of HiCache are not known: use the linker, without --pp-size"
         )
-    names = sorted(pools, key=(FULL, WINDOW, STATE).index)
-    return tuple(
-        _states(pools[name], page) if name == STATE else _attention(name, pools[name], heads(name)) for name in names
-    )
+    names = sorted(pools, key=(FULL, INDEX, WINDOW, STATE).index)
+    return tuple(_described(name, pools, page, heads) for name in names)
 
 
 def layers_of(pool: Any, buffer: Any) -> list[Any]:
@@ -49,7 +50,31 @@ def layers_of(pool: Any, buffer: Any) -> list[Any]:
     return [_LAYERS[pool.layout](buffer, layer, pool.page_size) for layer in range(pool.layer_num)]
 
 
-def _attention(name: str, pool: Any, heads: int) -> DevicePool:
+def _is_sparse(pools: Mapping[str, Any]) -> bool:
+    """Returns whether the pools are those of sparse attention (DSA) alone, all layers of which this rank has."""
+    index = pools.get(INDEX)
+    kinds = (type(pools[FULL]).__name__, type(index).__name__, type(getattr(index, "device_pool", None)).__name__)
+    return pools.keys() == {FULL, INDEX} and kinds == _SPARSE
+
+
+def _described(name: str, pools: Mapping[str, Any], page: int, heads: Callable[[str], int]) -> DevicePool:
+    if name == STATE:
+        return _states(pools[name], page)
+    # The format of the latents is that of the index keys beside them.
+    variants = variants_of([pools[INDEX].device_pool]) if INDEX in pools else ()
+    return _index(pools[name], variants) if name == INDEX else _attention(name, pools[name], heads(name), variants)
+
+
+def _index(pool: Any, variants: Sequence[str]) -> DevicePool:
+    """Returns the index keys of sparse attention, of which each layer that has some has one row a page."""
+    _require_layout(pool, _INDEX_LAYOUTS)
+    buffer = pool.index_k_with_scale_buffer
+    rows = [[buffer[at] if pool.layout == "layer_first" else buffer[:, at, 0]] for at in range(pool.layer_num)]
+    group = CacheGroup(kv_caches=rows, layout="rows", kind=FullAttention(pool.page_size))
+    return DevicePool(INDEX, pool, group, _own(pool.layer_num), pool.page_size, variants)
+
+
+def _attention(name: str, pool: Any, heads: int, variants: Sequence[str]) -> DevicePool:
     _require_layout(pool, tuple(_LAYERS))
     # How long the window is does not matter here: SGLang passes the pages of each window.
     kind = FullAttention(pool.page_size) if name == FULL else SlidingWindow(pool.page_size, pool.page_size)
@@ -62,7 +87,7 @@ def _attention(name: str, pool: Any, heads: int) -> DevicePool:
             group = CacheGroup(kv_caches=latents, layout="mla", kind=kind)
         case other:
             raise UnsupportedError(f"the host pool {other} is not known: use the linker for models with such a cache")
-    return DevicePool(name, pool, group, _own(pool.layer_num), pool.page_size)
+    return DevicePool(name, pool, group, _own(pool.layer_num), pool.page_size, variants)
 
 
 def _states(pool: Any, page: int) -> DevicePool:
