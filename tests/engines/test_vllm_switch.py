@@ -82,7 +82,8 @@ def test_a_configuration_that_names_pagetier_already_is_used(scene: Scene) -> No
         scene.settle()
         assert ask_after_reset(engine, PROMPT)["external"] == scene.hit(), "the variable's mode has no effect"
         (line,) = lines_of(engine)
-        assert "PAGETIER=mode=save has no effect: --kv-transfer-config is set and names pagetier's connector" in line
+        assert "PAGETIER=mode=save has no effect: --kv-transfer-config is set and names pagetier's connector, " in line
+        assert line.endswith(", which is used as it says")
 
 
 def test_without_a_daemon_the_engine_starts_and_attaches_later(scene: Scene) -> None:

@@ -105,7 +105,7 @@ def with_connector(args: Any, value: str) -> Any:
 def excluding_flag(args: Any, settings: ConnectorSettings) -> str:
     """Returns the flag or the variable that excludes the connector, and why; "" if there is none."""
     transfer, follows = args.kv_transfer_config, settings.prefix_caching == "follow"
-    named = " and names pagetier's connector" if CONNECTOR in str(transfer) else ""
+    named = " and names pagetier's connector, which is used as it says" if CONNECTOR in str(transfer) else ""
     reasons = {
         f"--kv-transfer-config is set{named}": transfer is not None,
         "--kv-offloading-size is set, which selects another connector": args.kv_offloading_size is not None,
