@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pagetier.daemon.config.disk_capacity import disk_capacity_text
-from pagetier.daemon.config.loader import ConfigError
+from pagetier.daemon.config.mistakes import ConfigError, Mistakes
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.config.token import read_token
 from pagetier.daemon.host.host import Host
-from pagetier.shm.segments import Leftovers
+from pagetier.daemon.host.listening_socket import SocketError
+from pagetier.shm._core import ShmError
+from pagetier.shm.segments import Leftovers, UnfitError
 from pagetier.shm.units import format_size, spell_size
 
 if TYPE_CHECKING:
-    from pagetier.daemon.segments_check import FoundIndex
+    from pagetier.daemon.segments_check import FoundDaemon
 
 
 def check_config(config: Config, host: Host, leftovers: Leftovers = Leftovers.ADOPT) -> Iterator[str]:
@@ -30,7 +32,7 @@ def check_config(config: Config, host: Host, leftovers: Leftovers = Leftovers.AD
     Raises:
         ConfigError: The token cannot be read; or the fleet needs something that is missing or wrong here: without it,
             the daemon would start and serve from this host only. For a worker that is a service it is a warning: it may
-            run in another image.
+            run in another image. The message of this and the others has all that would be raised, and the warnings.
         SocketError: A socket cannot be opened.
         ShmError: The arena does not fit, or segments belong to another user.
         UnfitError: An earlier daemon has left pages that a start would refuse.
@@ -38,13 +40,27 @@ def check_config(config: Config, host: Host, leftovers: Leftovers = Leftovers.AD
     Yields:
         The lines.
     """
-    from pagetier.daemon.disk_check import disk_warnings  # a start does not pay for them
-    from pagetier.daemon.segments_check import find_index
-    from pagetier.daemon.sockets_check import access_warnings, in_new_folder
+    from pagetier.daemon.segments_check import check_segments, find_index  # a start does not pay for it
 
     found = find_index(config.name)
     daemon = found.daemon if found is not None else None
-    remarks = _check_start(config, host, found, leftovers)
+    mistakes = Mistakes(ConfigError, SocketError, ShmError, UnfitError)
+    remarks: list[str] = []
+    _check_sockets(config, daemon, mistakes)
+    if config.remote.url:
+        with mistakes.noted():
+            remarks += _check_fleet(config)
+    with mistakes.noted():
+        remarks += check_segments(config, host, found, leftovers)
+    lines = [*_lines(config, host, daemon), *remarks]
+    mistakes.raise_all([line for line in lines if line.startswith("warning: ")])
+    yield from lines
+
+
+def _lines(config: Config, host: Host, daemon: FoundDaemon | None) -> Iterator[str]:
+    from pagetier.daemon.disk_check import disk_warnings
+    from pagetier.daemon.sockets_check import access_warnings, in_new_folder
+
     yield "the configuration is valid"
     arena, disk = config.arena, config.disk
     yield f"memory: {format_size(arena.whole_size)} in {arena.frames:,} frames of {spell_size(arena.frame_size)}"
@@ -56,7 +72,6 @@ def check_config(config: Config, host: Host, leftovers: Leftovers = Leftovers.AD
     yield f"socket: {config.socket}{in_new_folder(config.socket)}"
     if config.remote.url:
         yield f"fleet: {config.remote.url}"
-        yield from _check_fleet(config)
     if config.http.listen:
         yield f"http: {', '.join(map(str, config.http.listen))}"
     if config.metrics.listen is not None:
@@ -64,21 +79,20 @@ def check_config(config: Config, host: Host, leftovers: Leftovers = Leftovers.AD
     if not _serves_http(config):
         yield from _token_warnings(config)
     yield from access_warnings(config)
-    yield from remarks
 
 
-def _check_start(config: Config, host: Host, found: FoundIndex | None, leftovers: Leftovers) -> list[str]:
-    """Raises what a start would raise on this host, in its order. Returns remarks about the segments."""
-    from pagetier.daemon.segments_check import check_segments
-    from pagetier.daemon.sockets_check import check_control_socket, check_http_sockets
+def _check_sockets(config: Config, daemon: FoundDaemon | None, mistakes: Mistakes) -> None:
+    """Collects what a start would raise because of its sockets and their token."""
+    from pagetier.daemon.sockets_check import check_control_socket, check_http_socket, http_addresses
 
-    daemon = found.daemon if found is not None else None
-    remarks = list(check_segments(config, host, found, leftovers))
-    check_control_socket(config, daemon)
+    with mistakes.noted():
+        check_control_socket(config, daemon)
     if _serves_http(config):
-        read_token(config.http.token_file)
-        check_http_sockets(config, daemon)
-    return remarks
+        with mistakes.noted():
+            read_token(config.http.token_file)
+    for setting, address in http_addresses(config):
+        with mistakes.noted():
+            check_http_socket(address, setting, daemon)
 
 
 def _serves_http(config: Config) -> bool:

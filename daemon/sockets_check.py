@@ -33,19 +33,23 @@ def check_control_socket(config: Config, daemon: FoundDaemon | None) -> None:
     _check_path(config.socket, "socket", daemon)
 
 
-def check_http_sockets(config: Config, daemon: FoundDaemon | None) -> None:
-    """Checks the addresses of the HTTP interface. Those of the running daemon of this name count as free.
+def http_addresses(config: Config) -> Iterator[tuple[str, Address]]:
+    """Yields the addresses of the HTTP interface with their settings."""
+    yield from (("http.listen", address) for address in config.http.listen)
+    if config.metrics.listen is not None:
+        yield "metrics.listen", config.metrics.listen
+
+
+def check_http_socket(address: Address, setting: str, daemon: FoundDaemon | None) -> None:
+    """Checks an address of the HTTP interface. That of the running daemon of this name counts as free.
 
     Raises:
         SocketError: What the start would raise.
     """
-    metrics = (config.metrics.listen,) if config.metrics.listen is not None else ()
-    for setting, addresses in (("http.listen", config.http.listen), ("metrics.listen", metrics)):
-        for address in addresses:
-            if address.path is not None:
-                _check_path(address.path, setting, daemon)
-            else:
-                _check_port(address, setting, daemon)
+    if address.path is not None:
+        _check_path(address.path, setting, daemon)
+    else:
+        _check_port(address, setting, daemon)
 
 
 def _check_path(path: Path, setting: str, daemon: FoundDaemon | None) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from pagetier.daemon.config.fields import Field, fields, replaced
+from pagetier.daemon.config.mistakes import ConfigError, Mistakes
 from pagetier.daemon.config.schema import PREFIX, Config
 from pagetier.daemon.config.suggestions import (
     advice_for_former,
@@ -20,7 +21,7 @@ from pagetier.daemon.config.suggestions import (
     hint_for_path,
     set_by_kubernetes,
 )
-from pagetier.daemon.config.validation import first_conflict
+from pagetier.daemon.config.validation import conflicts
 from pagetier.shm.socket_path import default_socket
 from pagetier.shm.units import shown
 
@@ -74,10 +75,6 @@ _ENGINE_VARIABLES = ("PAGETIER_COPY_CONFIG",)
 Beside: TypeAlias = Callable[[Config], Config]
 
 
-class ConfigError(Exception):
-    """The configuration is invalid; the message is for administrators and names the source of the value."""
-
-
 class _SourcedValue(msgspec.Struct, frozen=True):
     """A value that was parsed from a source, and the place to name in messages."""
 
@@ -85,7 +82,29 @@ class _SourcedValue(msgspec.Struct, frozen=True):
     location: str
 
 
-_SourcedValues = dict[str, _SourcedValue]
+class _Reading:
+    """Collects the values of all sources, by `Field.path`, and the mistakes in them."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, _SourcedValue] = {}
+        self.mistakes = Mistakes(ConfigError)
+
+    def take(self, field: Field, raw: object, location: str) -> None:
+        """Reads the value of a setting."""
+        with self.mistakes.noted(field.path):
+            try:
+                self.given[field.path] = _SourcedValue(field.setting.read(raw), location)
+            except (ValueError, RecursionError) as error:
+                raise ConfigError(f"{location}: {error}") from error
+
+    def check(self, config: Config, otherwise: str = "default") -> None:
+        """Notes settings that do not fit each other. otherwise: The source to name for values that were not given."""
+
+        def describe(path: str, value: str) -> str:
+            return f"{path} = {value} ({self.given[path].location if path in self.given else otherwise})"
+
+        for wrong in [each for each in conflicts(config, describe) if not self.mistakes.may_explain(each)]:
+            self.mistakes.note(ConfigError(wrong))
 
 
 class ConfigReader:
@@ -128,14 +147,17 @@ class ConfigReader:
         Raises:
             ConfigError: A source cannot be read, or a setting is unknown or invalid.
         """
-        given: _SourcedValues = _from_file(self._file) if self._file is not None else {}
-        given |= _from_environment(self._env)
-        given |= _from_flags(self._flags)
-        config = replaced(self._defaults, {path: value.value for path, value in given.items()})
-        _check(config, given)
+        reading = _Reading()
+        if self._file is not None:
+            _read_file(self._file, reading)
+        _read_environment(self._env, reading)
+        _read_flags(self._flags, reading)
+        config = replaced(self._defaults, {path: each.value for path, each in reading.given.items()})
+        reading.check(config)
+        reading.mistakes.raise_all()
         if beside is not None:
-            _check_in_force(beside(config), given)
-        self.sources = {path: value.location for path, value in given.items()}
+            _check_in_force(beside(config), reading)
+        self.sources = {path: value.location for path, value in reading.given.items()}
         return config
 
 
@@ -156,33 +178,37 @@ def with_changes(config: Config, texts: Mapping[str, str], location: str) -> Con
         ConfigError: A setting is unknown or its value invalid.
     """
     known = {field.path: field for field in fields()}
-    given: _SourcedValues = {}
+    reading = _Reading()
     for path, text in texts.items():
         if path not in known:
             raise ConfigError(f'{location}: unknown setting "{path}"{hint(path, known)}')
-        given[path] = _read(known[path], text, f"{location}: {path}")
-    changed = replaced(config, {path: each.value for path, each in given.items()})
-    _check(changed, given, "in force")
+        reading.take(known[path], text, f"{location}: {path}")
+    changed = replaced(config, {path: each.value for path, each in reading.given.items()})
+    reading.check(changed, "in force")
+    reading.mistakes.raise_all()
     return changed
 
 
-def _from_file(path: Path) -> _SourcedValues:
-    document = _parse(path, read_text(path))
-    given: _SourcedValues = {}
-    for section, table in _tables(path, document):
-        for key, raw in table.items():
+def _read_file(path: Path, reading: _Reading) -> None:
+    document: dict[str, Any] = {}
+    with reading.mistakes.noted():
+        document = _parse(path, read_text(path))
+    for section, key, raw in _entries(path, document, reading.mistakes):
+        with reading.mistakes.noted():
             field = _field_in_file(path, section, key, raw)
-            given[field.path] = _read(field, raw, f"{path}: {field.path}")
-    return given
+            reading.take(field, raw, f"{path}: {field.path}")
 
 
-def _tables(path: Path, document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _entries(path: Path, document: dict[str, Any], mistakes: Mistakes) -> Iterator[tuple[str, str, Any]]:
+    """Yields table, key and value of each line; the table is "" for lines before the first one."""
     sections = {field.section for field in fields() if field.section}
-    yield "", {key: raw for key, raw in document.items() if key not in sections}
-    for section in sorted(sections & document.keys()):
-        if not isinstance(document[section], dict):
-            raise ConfigError(f"{path}: {section} = {shown(document[section])}: must be a table, [{section}]")
-        yield section, document[section]
+    for name, value in document.items():
+        if name not in sections:
+            yield "", name, value
+        elif isinstance(value, dict):
+            yield from ((name, key, raw) for key, raw in value.items())
+        else:
+            mistakes.note(ConfigError(f"{path}: {name} = {shown(value)}: must be a table, [{name}]"))
 
 
 def _field_in_file(path: Path, section: str, key: str, raw: object) -> Field:
@@ -241,52 +267,33 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"{path}: not UTF-8 text (at line {line})") from error
 
 
-def _from_environment(env: Mapping[str, str]) -> _SourcedValues:
+def _read_environment(env: Mapping[str, str], reading: _Reading) -> None:
     known = {field.variable: field for field in fields()}
-    given: _SourcedValues = {}
     for name in sorted(
         name for name in env if name.startswith(PREFIX) and name not in (FILE_VARIABLE, *_ENGINE_VARIABLES)
     ):
-        if name not in known:
-            if why := set_by_kubernetes(name):
-                raise ConfigError(f"unknown variable {name} (= {shown(env[name])}): {why}")
-            near = advice_for_former(name) or hint(name, [*known, FILE_VARIABLE, *_ENGINE_VARIABLES])
-            raise ConfigError(f"unknown variable {name} (= {shown(env[name])}){near}")
-        given[known[name].path] = _read(known[name], env[name], f"variable {name}")
-    return given
+        if name in known:
+            reading.take(known[name], env[name], f"variable {name}")
+            continue
+        near = advice_for_former(name) or hint(name, [*known, FILE_VARIABLE, *_ENGINE_VARIABLES])
+        why = f": {by_kubernetes}" if (by_kubernetes := set_by_kubernetes(name)) else near
+        reading.mistakes.note(ConfigError(f"unknown variable {name} (= {shown(env[name])}){why}"))
 
 
-def _from_flags(flags: Mapping[str, str | None]) -> _SourcedValues:
+def _read_flags(flags: Mapping[str, str | None], reading: _Reading) -> None:
     known = {field.path: field for field in fields()}
-    given: _SourcedValues = {}
     for path, raw in flags.items():
         if path not in known:
-            raise ConfigError(f'flag --set: unknown setting "{path}"{hint_for_path(path, [*known])}')
-        if raw is not None:
-            given[path] = _read(known[path], raw, f"flag {known[path].flag}")
-    return given
+            unknown = f'flag --set: unknown setting "{path}"{hint_for_path(path, [*known])}'
+            reading.mistakes.note(ConfigError(unknown))
+        elif raw is not None:
+            reading.take(known[path], raw, f"flag {known[path].flag}")
 
 
-def _read(field: Field, raw: object, location: str) -> _SourcedValue:
-    try:
-        return _SourcedValue(field.setting.read(raw), location)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{location}: {error}") from error
-
-
-def _check_in_force(config: Config, given: _SourcedValues) -> None:
+def _check_in_force(config: Config, reading: _Reading) -> None:
     """Validates what a reload would put in force: a file can be valid alone, and invalid for the running daemon."""
     try:
-        _check(config, given, "in force")
+        reading.check(config, "in force")
+        reading.mistakes.raise_all()
     except ConfigError as error:
         raise ConfigError(f"{error}; settings that need a restart keep their values until then") from error
-
-
-def _check(config: Config, given: _SourcedValues, otherwise: str = "default") -> None:
-    """Validates that settings fit each other. otherwise: the source to name for values that were not given."""
-
-    def describe(path: str, value: str) -> str:
-        return f"{path} = {value} ({given[path].location if path in given else otherwise})"
-
-    if wrong := first_conflict(config, describe):
-        raise ConfigError(wrong)

@@ -59,13 +59,14 @@ def beyond_its_disk(disk: DeviceOptions, room: int) -> str:
 Describe: TypeAlias = Callable[[str, str], str]
 
 
-def first_conflict(config: Config, describe: Describe) -> str:
-    """Returns the first conflict between settings; or ""."""
+def conflicts(config: Config, describe: Describe) -> Iterator[str]:
+    """Yields the conflicts between settings."""
     checks = (
         *(_check_arena, _check_disk, _check_remote),
         *(_check_quota, _check_access, _check_sockets, _check_http),
     )
-    return next((wrong for check in checks for wrong in check(config, describe)), "")
+    for check in checks:
+        yield from check(config, describe)
 
 
 def _check_arena(config: Config, describe: Describe) -> Iterator[str]:
@@ -92,7 +93,7 @@ def _check_disk(config: Config, describe: Describe) -> Iterator[str]:
     if disk.compress == "on" and disk.store != "files":
         store = describe("disk.store", disk.store)
         yield f"{describe('disk.compress', disk.compress)} is impossible with {store}: set disk.store to files"
-    if why := wrong_disk_size(config):
+    if disk.path and (why := wrong_disk_size(config)):
         yield f"{describe('disk.size', sizes)} {why}"
 
 
@@ -125,7 +126,7 @@ def _nested(folders: tuple[Path, ...]) -> Iterator[Path]:
 
 
 def _check_quota(config: Config, describe: Describe) -> Iterator[str]:
-    for quota in config.quota:
+    for quota in config.quota if config.arena.frames else ():
         if quota.arena.most * config.arena.frames < 1:
             frames = f"{config.arena.frames} frames of arena.size"
             yield f"{describe('quota', str(quota))} has a maximum of less than one of the {frames}: raise it"

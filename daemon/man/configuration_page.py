@@ -29,10 +29,11 @@ variable overrides the file:
 `--arena-size 64GiB`.
 
 `pagetierd --config FILE --check` validates a file. An unknown key, an unknown `PAGETIER_` variable
-or an invalid value is an error that names its place. It also fails, with the same exit code, where
-a start by this user on this host would; what a start would overcome, such as a folder that the disk
-tier cannot use, is a warning. What the running daemon of the same name uses counts as free, so that
-the check can precede its restart.
+or an invalid value is an error that names its place; all of them are named at once. Once there is
+none, it also fails where a start by this user on this host would, with its exit code, and again
+names all reasons; what a start would overcome, such as a folder that the disk tier cannot use, is a
+warning. What the running daemon of the same name uses counts as free, so that the check can precede
+its restart.
 
 | type | values |
 | -- | -- |

@@ -105,6 +105,17 @@ def test_a_check_fails_as_the_start_would(
     assert without_numbers(checked.reported) == without_numbers(started.reported)
 
 
+def test_a_check_names_all_that_a_start_would_fail_by_and_the_warnings(tmp_path: Path, name: str) -> None:
+    flags = {"name": name, "arena.size": "97TiB", "arena.frame_size": "4MiB", "socket": "/proc/x/s"}
+    flags |= {"metrics.listen": "/sys/x/s", "http.listen": "127.0.0.1:1", "http.token_file": f"{tmp_path}/none"}
+    with pytest.raises(ShmError) as raised:
+        list(check_config(load(None, {}, {**flags, "disk.path": "/proc/d", "disk.size": "64MiB"}), Host()))
+    first, warning, *mistakes = str(raised.value).splitlines()
+    assert first == f"{len(mistakes)} mistakes:" and warning.startswith("  warning: ") and "/proc/d" in warning
+    named = ("/proc/x lies in", f"{tmp_path}/none", "/sys/x lies in", 'would fit: arena.size = "')
+    assert all(any(each in line for line in mistakes) for each in named), mistakes
+
+
 def sets(*settings: str) -> list[str]:
     """Returns the options that give these settings."""
     return [word for each in settings for word in ("--set", each)]

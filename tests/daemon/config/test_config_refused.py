@@ -27,6 +27,32 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "pagetierd.toml"
 
 
+def test_one_error_names_all_mistakes_of_all_sources(file: Path) -> None:
+    file.write_text('sokcet = "/x"\n[arena]\nsize = "64 gigs"\nframe_size = "4KiB"\n[evict]\npolicy = "lfu"')
+    variables = {"PAGETIER_LOG_LEVEL": "loud", "PAGETIER_X": "1"}
+    found = refused(file, variables, {"disk.sizes": "1GiB", "disk.size": "1 gig"})
+    first, *mistakes = found.splitlines()
+    assert first == "7 mistakes:" and all(line.startswith("  ") for line in mistakes)
+    named = ("sokcet", "arena.size", "evict.policy", *variables, "disk.sizes", "flag --disk-size")
+    assert all(name in line for name, line in zip(named, mistakes, strict=True)), found
+
+
+def test_all_conflicts_are_named_at_once(file: Path) -> None:
+    file.write_text('[disk]\npath = "/x"\n[http]\nlisten = "127.0.0.1:1"\n[remote]\ntimeout = "1s"\nask_timeout = "2s"')
+    first, disk, remote, http = refused(file).splitlines()
+    assert first == "3 mistakes:"
+    assert "set disk.size" in disk and "remote.ask_timeout" in remote and "set http.token_file" in http
+
+
+def test_a_conflict_that_may_end_with_another_mistake_is_not_named(file: Path) -> None:
+    """The others are: what is missing is not what was misspelt."""
+    file.write_text('[disk]\npath = "/x"\nsize = "1 gig"\n[http]\nlisten = "127.0.0.1:1"')
+    first, size, http = refused(file).splitlines()
+    assert first == "2 mistakes:" and "disk.size" in size and "set http.token_file" in http
+    file.write_text('[disk]\npath = "/x"\nsiez = "1GiB"')
+    assert '"siez"' in refused(file) and "mistakes" not in refused(file)
+
+
 # Values in TOML that a setting does not take; the message shows them as they were written.
 VALUES = {
     "name": ['"a/b"', '""', '"é"'],

@@ -1,0 +1,62 @@
+"""Collects what is wrong with a configuration, so that an administrator learns all of it at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+
+class ConfigError(Exception):
+    """The configuration is invalid; the message is for administrators and names the source of the value."""
+
+
+class Mistakes:
+    """Collects errors of some kinds until raise_all().
+
+    Args:
+        kinds: The kinds.
+    """
+
+    def __init__(self, *kinds: type[Exception]) -> None:
+        self._kinds = kinds
+        self._found: list[Exception] = []
+        self._settings: set[str] = set()
+
+    @contextmanager
+    def noted(self, setting: str = "") -> Iterator[None]:
+        """Collects an error that the block raises.
+
+        Args:
+            setting: The setting whose value is read; "" if that is not known.
+
+        Yields:
+            Nothing.
+        """
+        try:
+            yield
+        except self._kinds as error:
+            self.note(error, setting)
+
+    def note(self, error: Exception, setting: str = "") -> None:
+        """Collects an error. setting: The setting whose value is wrong; "" if that is not known."""
+        self._found.append(error)
+        self._settings.add(setting)
+
+    def may_explain(self, conflict: str) -> bool:
+        """Returns whether a conflict between settings may end once what was collected is corrected."""
+        return "" in self._settings or any(setting in conflict for setting in self._settings)
+
+    def raise_all(self, warnings: Sequence[str] = ()) -> None:
+        """Raises what was collected: the only error itself, or one of the kind of the last one that has all texts.
+
+        Args:
+            warnings: Lines to show with several errors.
+        """
+        if not self._found:
+            return
+        *others, last = self._found
+        if not others and not warnings:
+            raise last
+        # The caller may add what helps against the last one.
+        lines = (*warnings, *map(str, others), str(last))
+        raise type(last)("\n  ".join((f"{len(self._found)} mistakes:", *lines))) from last
