@@ -18,7 +18,7 @@ from link_fixtures import HOUR_S, never_block
 from pagetier.client import Client, Outcome
 from pagetier.client.adapters import Part, PendingReservation, reserve_async
 from pagetier.shm.protocol import Reserve
-from running_daemon import CALL_S, RunningDaemon, namespace
+from running_daemon import RunningDaemon, namespace
 from virtual_clock import VirtualClock, in_main_thread
 
 PAGE = 10_000
@@ -34,7 +34,7 @@ def fake() -> Iterator[FakeDaemon]:
 @pytest.fixture
 def asking(fake: FakeDaemon) -> Iterator[Client]:
     """Yields a client of a daemon that answers when the test says so."""
-    with Client(fake.socket, timeout=CALL_S) as attached:
+    with Client(fake.socket, timeout=PATIENCE_S) as attached:
         assert attached.wait_attached(PATIENCE_S)
         yield attached
 
@@ -303,5 +303,5 @@ def test_pages_granted_to_a_dropped_reservation_are_abandoned(fake: FakeDaemon, 
 def test_a_long_prompt_of_short_pages_is_one_request(client: Client) -> None:
     """131,072 tokens with one token a page: the daemon grants the pages that have room, in one request."""
     keys = namespace(1).keys(range(131_072))
-    with client.reserve(keys, 16, timeout=30.0) as reservation:
+    with client.reserve(keys, 16, timeout=PATIENCE_S) as reservation:
         assert len(reservation.granted) > 0

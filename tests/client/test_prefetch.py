@@ -74,11 +74,11 @@ def test_a_scheduler_requests_once_and_polls(daemon: FakeDiskDaemon, client: Cli
     keys = on_disk(daemon, client, 8)
     with client.match(keys) as match:
         assert (len(match), match.available_pages) == (0, 8)
-    prefetch = client.prefetch(keys, timeout=30)
+    prefetch = client.prefetch(keys, timeout=PATIENCE_S)
     assert not prefetch.ready and prefetch.pages == 8
     assert repr(prefetch) == "<Prefetch of 8 pages, requested>"
     peer, request = daemon.next_fetch()
-    assert (request.keys, request.timeout) == (keys.data, 30)
+    assert (request.keys, request.timeout) == (keys.data, PATIENCE_S)
     daemon.fulfil(peer, request)
     assert eventually(lambda: prefetch.ready), "it becomes ready without a waiting thread"
     assert prefetch.wait(0) == prefetch.wait(0) == 8

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from eventually import PATIENCE_S
 from fake_disk import FakeDiskDaemon
 from keyed_pages import pages_of, prompt, store
 from pagetier.client import Client
@@ -20,7 +21,6 @@ PAGE = 5000
 KEYS = prompt(0, 10)
 PAGES = np.stack(pages_of(KEYS, PAGE))
 TOKENS = KEYS.namespace.page_tokens
-LONG_S = 30.0
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def daemon() -> Iterator[FakeDiskDaemon]:
 @pytest.fixture
 def client(daemon: FakeDiskDaemon) -> Iterator[Client]:
     """Yields a client whose ten pages are on disk, three of them in memory too."""
-    with daemon.client(timeout=LONG_S) as attached:
+    with daemon.client(timeout=PATIENCE_S) as attached:
         assert store(attached, KEYS, PAGE).stored == 10
         assert daemon.write_out() == 10
         daemon.bring_in(KEYS[:3])
@@ -60,7 +60,7 @@ def measured(*, token_s: float, read_s: float, just_read: bool) -> LoadOrCompute
     for _ in range(8):
         rule.computed(TOKENS, 0.0, TOKENS * token_s)
         began = now - read_s if just_read else now - read_s - 3600
-        rule.ended(rule.sent(LoadTier.DISK, 7 * TOKENS, LONG_S, began), 1.0, began + read_s)
+        rule.ended(rule.sent(LoadTier.DISK, 7 * TOKENS, PATIENCE_S, began), 1.0, began + read_s)
     return rule
 
 

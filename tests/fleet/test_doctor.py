@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from eventually import PATIENCE_S
 from pagetier.daemon.cli.doctor.fleet_checks import check_fleet
 from pagetier.daemon.cli.doctor.result import Level, Result
 from pagetier.daemon.config.remote_options import RemoteOptions
@@ -20,7 +21,9 @@ def only(remote: RemoteOptions) -> Result:
 def test_a_store_that_works_is_measured(request: pytest.FixtureRequest, prefix: str, kind: str) -> None:
     server: S3Server | MooncakeServers = request.getfixturevalue(kind)
     result = only(
-        RemoteOptions(url=with_parameters(server.url, prefix=prefix, trusted="yes"), timeout=20.0, ask_timeout=5.0)
+        RemoteOptions(
+            url=with_parameters(server.url, prefix=prefix, trusted="yes"), timeout=PATIENCE_S, ask_timeout=PATIENCE_S
+        )
     )
     assert result.level is Level.OK and "a page of 8.0 MiB is written at" in result.text, result
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from fleet_conformance import FIELDS, UNUSED_WITHOUT_KEY, changed
 from fleet_host import PATIENT, FleetHost, key_file, keys_of, pages_of
 from fleet_pages import OpenedFleet, whole_object
@@ -82,7 +82,7 @@ def test_ranks_of_another_degree_load_the_pages(fleet: Fleet, model: str, writer
     state = MODELS[model].state(prompt, PAGE_TOKENS * PAGES)
     with ExitStack() as stack:
         for rank in writers.of(MODELS[model], PAGE_TOKENS):
-            client = stack.enter_context(fleet.first.daemon.client(timeout=10.0))
+            client = stack.enter_context(fleet.first.daemon.client(timeout=PATIENCE_S))
             assert store_part(client, rank, keys_of_prompt(model, rank, prompt), state) == ["STORED"] * PAGES
     fleet.first.wait_shared(PAGES)
     for rank in readers.of(MODELS[model], PAGE_TOKENS):
@@ -92,9 +92,9 @@ def test_ranks_of_another_degree_load_the_pages(fleet: Fleet, model: str, writer
 
 def read_in(client: Client, keys: Keys) -> None:
     """Reads pages from the fleet into memory."""
-    hit = hit_in_fleet(client, keys, 10.0)
+    hit = hit_in_fleet(client, keys, PATIENCE_S)
     assert hit is not None and hit.tokens == len(keys) * keys.namespace.page_tokens
-    assert client.prefetch(hit, 10.0).wait(10.0) == len(keys)
+    assert client.prefetch(hit, PATIENCE_S).wait(PATIENCE_S) == len(keys)
 
 
 def test_three_groups_are_loaded_at_one_token(fleet: Fleet) -> None:

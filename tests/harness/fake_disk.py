@@ -16,7 +16,6 @@ from pagetier.client import Client, Keys
 from pagetier.shm._core import Pins, ReserveOutcome, WriteResult, WriteRule
 from pagetier.shm.page_rows import PAGES_TO_READ, PAGES_TO_WRITE
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome, Request, Reserve
-from running_daemon import CALL_S
 
 _FETCH_OUTCOME_OF = {
     ReserveOutcome.GRANTED: FetchOutcome.IN_MEMORY,
@@ -44,7 +43,7 @@ class FakeDiskDaemon(FakeDaemon):
         self._worker = self.memory.session(self._slot)
         self.owner.disk_open(1000, WriteRule.THROUGH)
 
-    def client(self, timeout: float = CALL_S) -> Client:
+    def client(self, timeout: float = PATIENCE_S) -> Client:
         """Returns an attached client."""
         client = Client(self.socket, timeout=timeout)
         assert client.wait_attached(PATIENCE_S)

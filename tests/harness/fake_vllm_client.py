@@ -8,6 +8,7 @@ from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
 
+from eventually import PATIENCE_S
 from pagetier.client.group_match import GroupKeys, Lookup
 
 PAGE = 4
@@ -43,7 +44,7 @@ class FakeClient:
 
     def prefetch(self, match: Any, timeout: float) -> Any:
         self.asked.set()
-        assert self.takes.wait(30)
+        assert self.takes.wait(PATIENCE_S)
         self.timeout = timeout
         self.prefetches += 1
         fake = self

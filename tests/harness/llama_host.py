@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from eventually import PATIENCE_S
 from llama_driver import Context, Logits, Model, Tokens
 from pagetier.client import Client
 from pagetier.client.engines.llama_cpp import PromptCache
@@ -57,7 +58,7 @@ class LlamaHost:
     def run(self, tokens: Tokens, seq: int = 0) -> tuple[int, Logits]:
         """Computes a prompt with the cache, and returns the tokens that were loaded and the last logits."""
         loaded, logits = -1, np.empty(0, np.float32)
-        for batch in self.cache.prefill(tokens, seq, timeout=20):
+        for batch in self.cache.prefill(tokens, seq, timeout=PATIENCE_S):
             loaded = batch.start if loaded < 0 else loaded
             logits = self.context.decode(tokens[batch.start : batch.stop], batch.start, seq)
         return loaded, logits
@@ -125,7 +126,7 @@ def ask(process: subprocess.Popen[str], tokens: Tokens) -> Answer:
 def _serve(path: Path, socket: Path, params: dict[str, Any]) -> None:
     """Answers a prompt for each line of the input."""
     with Client(socket) as client, Model(path) as model:
-        assert client.wait_attached(20)
+        assert client.wait_attached(PATIENCE_S)
         with llama_host(model, client, **params) as host:
             for line in sys.stdin:
                 answer = host.answer(np.array(json.loads(line), np.int32))

@@ -17,7 +17,7 @@ def test_pages_are_located_from_their_publication_to_their_end() -> None:
     with RunningDaemon("1MiB", "64KiB") as daemon, daemon.client() as client:
         keys, observer = SPACE.keys(range(16 * 4)), daemon.observer()
         assert observer.locate(keys.data) == bytes(4)
-        with client.reserve(keys[:2], 100, timeout=10) as reserved:
+        with client.reserve(keys[:2], 100) as reserved:
             assert observer.locate(keys.data) == bytes(4), "pages that are being written are not here"
             reserved.publish()
         client.store(OTHER.keys(range(16)), [bytes(100)])

@@ -18,6 +18,7 @@ from pagetier.shm.page_rows import PAGES_TO_FIND, PageToFind
 from pagetier.tiers.base import SKIPPED, Incoming, ReadOutcome, TierError
 from pagetier.tiers.fleet import open_fleet
 from pagetier.tiers.fleet.store_calls import LATE_READ_S, MOST_CALLS, StoreCalls
+from pagetier.tiers.fleet.trial import TrialOptions, try_store
 from pagetier.tiers.worker.fleet_worker import _WATCH_S, SILENT_S, FleetWorker
 from pagetier.tiers.worker_protocol import FleetOptions
 from store_pages import FRAME, aligned, outgoing, outgoings
@@ -107,6 +108,15 @@ def test_a_hung_read_fails_in_time_and_keeps_its_buffer(opened: OpenedFleet, clo
     assert state.lent_bytes > page.size, "the buffer of a call that has not returned was given to others"
     FaultyStore.hangs = set()
     assert opened.outcome(page) is ReadOutcome.EXACT, "other calls go on"
+
+
+@pytest.mark.usefixtures("opened")
+def test_a_trial_gives_up_a_store_that_hangs_and_leaves_no_page(clock: VirtualClock) -> None:
+    FaultyStore.hangs, began = {"get"}, clock.now
+    with pytest.raises(TierError, match="just written cannot be read: the store did not answer within 1 s"):
+        try_store(TrialOptions(fleet=OPTIONS, writes=True))
+    assert clock.now == began + TIMEOUT_S
+    assert not DictStore.objects, "the page is removed nevertheless"
 
 
 def test_bytes_that_come_late_reach_no_frame(opened: OpenedFleet) -> None:

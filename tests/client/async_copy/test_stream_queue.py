@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from copying_world import LAYERS, PAGE_BLOCKS, CopyingWorld, Process, keys_of
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from fake_device import EngineEvent, FakeStream
 from keyed_pages import assert_exact, pages_of
 from pagetier.client import Match, Outcome, StoreHandle
@@ -362,10 +362,10 @@ def test_pages_of_another_size_end_a_load(world: CopyingWorld, process: Process)
 def test_threads_that_wait_are_woken(process: Process) -> None:
     store = granted(process, 1, 2)
     with ThreadPoolExecutor(1) as thread:
-        waits = thread.submit(store.wait, 20)
+        waits = thread.submit(store.wait, PATIENCE_S)
         assert eventually(lambda: store._job._changed.is_awaited) and not waits.done()
         carried_out(process)
-        assert waits.result(20).stored == 2
+        assert waits.result(PATIENCE_S).stored == 2
 
 
 def test_an_event_or_a_response_wakes_a_queue(process: Process) -> None:
@@ -375,11 +375,11 @@ def test_an_event_or_a_response_wakes_a_queue(process: Process) -> None:
         queue.step()
         woken = thread.submit(queue.wait_for_work, 60.0)
         process.answer()
-        woken.result(20)
+        woken.result(PATIENCE_S)
         queue.step()
         woken = thread.submit(queue.wait_for_work, 60.0)
         process.device.advance_all()
-        woken.result(20)
+        woken.result(PATIENCE_S)
     assert queue.step() is None and process.copier.counts.stored == 2 * PAGE
 
 

@@ -69,7 +69,7 @@ def test_a_question_counts_once_in_the_tier_that_has_the_pages(daemon: DiskDaemo
     """SGLang asks before it loads; what it loads counts no second time."""
     tensors, tokens = np.ones((2, LAYERS, BLOCKS, TOKENS, 2, 8), np.uint16), PAGES * TOKENS
     unknown = [sha256(b"unknown %d" % page).hexdigest() for page in range(PAGES)]
-    with daemon.client(timeout=10.0) as client:
+    with daemon.client(timeout=PATIENCE_S) as client:
         pages = pages_of(client, tensors)
         assert pages.count(HASHES, None) == 0
         assert tokens_by_tier(daemon) == (0, 0, 0, tokens)
@@ -90,7 +90,7 @@ def test_pages_that_are_computed_faster_are_not_promised_and_counted(daemon: Dis
     computes = SimpleNamespace(
         is_extend_without_speculative=lambda: True, is_split_prefill=lambda: False, is_idle=lambda: False
     )
-    with daemon.client(timeout=10.0) as client:
+    with daemon.client(timeout=PATIENCE_S) as client:
         pages = pages_of(client, tensors)
         assert all(pages.store(FULL, HASHES, SLOTS, None))
         assert not daemon.save().trouble
@@ -109,7 +109,7 @@ def test_a_question_of_several_pools_matches_once(daemon: DiskDaemon) -> None:
     """The answer says how far each pool goes. A prefix needs the last two pages of its window only."""
     tensors = np.ones((2, LAYERS, BLOCKS, TOKENS, 2, 8), np.uint16)
     window = SimpleNamespace(name=SimpleNamespace(value=WINDOW), keys=HASHES[:2], hit_policy="trailing_pages")
-    with daemon.client(timeout=10.0) as client:
+    with daemon.client(timeout=PATIENCE_S) as client:
         pages = pages_of(client, tensors, FULL, WINDOW)
         assert all(pages.store(FULL, HASHES, SLOTS, None))
         assert all(pages.store(WINDOW, HASHES[:3], SLOTS[: 3 * TOKENS], None))
@@ -145,7 +145,7 @@ def test_a_load_reads_pages_that_are_on_disk(daemon: DiskDaemon, pool: str) -> N
     tensors = np.zeros((2, LAYERS, BLOCKS, TOKENS, 2, 8), np.uint16)
     tensors[:, :, :PAGES] = np.random.default_rng(1).integers(1, 1 << 16, tensors[:, :, :PAGES].shape, np.uint16)
     content = tensors.copy()
-    with daemon.client(timeout=10.0) as client:
+    with daemon.client(timeout=PATIENCE_S) as client:
         pages = pages_of(client, tensors, pool)
         assert all(pages.store(pool, HASHES, SLOTS, None))
         assert not daemon.save().trouble
@@ -160,7 +160,7 @@ def test_a_load_of_pages_that_are_nowhere_does_not_ask_the_daemon(
     daemon: DiskDaemon, standing_clock: VirtualClock, pool: str
 ) -> None:
     tensors = np.ones((2, LAYERS, BLOCKS, TOKENS, 2, 8), np.uint16)
-    with daemon.client(timeout=10.0) as client:
+    with daemon.client(timeout=PATIENCE_S) as client:
         pages = pages_of(client, tensors, pool)
         assert all(pages.store(pool, HASHES[:2], SLOTS[: 2 * TOKENS], None))
         daemon.signal(signal.SIGSTOP)

@@ -96,7 +96,7 @@ def test_a_full_store_is_read_and_takes_the_pages_when_there_is_room(stack: Exit
         text = " ".join(host.daemon.pagetier("stats").stdout.split())
         assert "to be written again (the store failed: " in text or "is full: delete old objects" in text, text
         assert eventually(lambda: bool(host.daemon.lines("event=fleet_write_trouble"))), host.report
-        assert host.asks and not host.report.openings and not host.daemon.lines("event=fleet_trouble")
+        assert host.asks and not host.fresh_report().openings and not host.daemon.lines("event=fleet_trouble")
         assert host.load("first", 1, SIZE).pages == 1, "a store that takes no pages still returns them"
         (disk / "filling").unlink()
         assert eventually(lambda: host.report.written == 7, 60.0), host.report
@@ -141,4 +141,4 @@ def test_objects_of_another_version_are_misses_and_stay(stack: ExitStack, tmp_pa
     assert host.load("a", 1, SIZE).pages == 0
     assert eventually(lambda: bool(host.daemon.lines("event=fleet_note")))
     assert_one_line(host, "objects are of another version: choose another prefix in remote.url", "fleet_note")
-    assert path.read_bytes() == data and host.report.damaged == 0
+    assert path.read_bytes() == data and host.fresh_report().damaged == 0

@@ -13,13 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from fleet_host import PATIENT
 from other_users import MALLORY, as_root, output_as
 from running_daemon import RunningDaemon, namespace
 
 PAGE = 100_000
-WORKER_S = 40.0  # the worker is a new interpreter of low priority
 
 
 @contextmanager
@@ -64,17 +63,17 @@ def test_a_worker_comes_by_itself_and_again(daemon: RunningDaemon) -> None:
     pages = np.random.default_rng(1).integers(0, 256, (3, PAGE), np.uint8)
     keys = namespace(lora="service").keys(range(48))
     with worker_of(daemon), daemon.client() as client:
-        assert eventually(lambda: standing(daemon) == "open", WORKER_S), daemon.log.read_text()
+        assert eventually(lambda: standing(daemon) == "open"), daemon.log.read_text()
         assert client.store(keys, pages).stored == 3
-        assert eventually(lambda: daemon.snapshot().fleet.written == 3, WORKER_S)
+        assert eventually(lambda: daemon.snapshot().fleet.written == 3)
         first = worker_pid(daemon)
         os.kill(first, signal.SIGTERM)
-        assert eventually(lambda: standing(daemon) == "down", WORKER_S), daemon.log.read_text()
+        assert eventually(lambda: standing(daemon) == "down"), daemon.log.read_text()
         assert daemon.snapshot().fleet.trouble == "its worker ended: see its own log", (
             "it was not given up as a silent one"
         )
     with worker_of(daemon):
-        assert eventually(lambda: standing(daemon) == "open" and worker_pid(daemon) != first, WORKER_S)
+        assert eventually(lambda: standing(daemon) == "open" and worker_pid(daemon) != first)
     assert daemon.findings() == []
 
 
@@ -83,7 +82,7 @@ def test_a_worker_that_waits_finds_a_daemon_that_starts_later(tmp_path: Path) ->
     more = ("--set", f"remote.url=file://{tmp_path}/store", "--set", "remote.worker=service")
     daemon = RunningDaemon("16MiB", "64KiB", *more)
     with worker_of(daemon), daemon:
-        assert eventually(lambda: standing(daemon) == "open", WORKER_S), daemon.log.read_text()
+        assert eventually(lambda: standing(daemon) == "open"), daemon.log.read_text()
     assert not socket_of(daemon).exists()
 
 
@@ -92,11 +91,11 @@ def test_a_worker_comes_to_a_socket_that_was_removed_and_opened_again(daemon: Ru
     path.unlink()
     assert eventually(lambda: mode_of(path) == 0o600), daemon.log.read_text()
     with worker_of(daemon):
-        assert eventually(lambda: standing(daemon) == "open", WORKER_S), daemon.log.read_text()
+        assert eventually(lambda: standing(daemon) == "open"), daemon.log.read_text()
 
 
 def test_a_daemon_says_that_no_worker_came(daemon: RunningDaemon) -> None:
-    assert eventually(lambda: standing(daemon) == "down", WORKER_S)
+    assert eventually(lambda: standing(daemon) == "down")
     trouble = daemon.snapshot().fleet.trouble
     assert "no worker came to" in trouble and trouble.endswith("start pagetierd-remote.service")
 
@@ -119,11 +118,11 @@ def test_a_worker_may_be_in_a_container_of_its_own(daemon: RunningDaemon) -> Non
     pages = np.random.default_rng(2).integers(0, 256, (3, PAGE), np.uint8)
     keys = namespace(lora="container").keys(range(48))
     with worker_of(daemon, *inside, f'{alone} "$@"', "container"), daemon.client() as client:
-        assert eventually(lambda: standing(daemon) == "open", WORKER_S), daemon.log.read_text()
+        assert eventually(lambda: standing(daemon) == "open"), daemon.log.read_text()
         assert client.store(keys, pages).stored == 3
-        assert eventually(lambda: daemon.snapshot().fleet.written == 3, WORKER_S)
+        assert eventually(lambda: daemon.snapshot().fleet.written == 3)
         daemon.pagetier("flush", "--all", "--yes")
         with client.match(keys) as match:
             out = np.zeros((3, PAGE), np.uint8)
-            assert client.load(match, out, timeout=WORKER_S) == 3 and np.array_equal(out, pages)
+            assert client.load(match, out, timeout=PATIENCE_S) == 3 and np.array_equal(out, pages)
     assert daemon.findings() == []
