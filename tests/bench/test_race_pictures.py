@@ -76,6 +76,25 @@ def test_each_unit_has_an_axis_that_says_which_bars_are_better() -> None:
     assert found.index("c") < found.index("%, longer is better") < found.index("b")
 
 
+def bars_of(*values: float) -> list[float]:
+    """Returns the lengths of the bars of values that share an axis."""
+    case = Figures("lookup", "a", "ms", "low", {f"system {at}": [value] * 3 for at, value in enumerate(values)})
+    bars = [each for each in ElementTree.fromstring(bar_chart("title", [case])) if each.tag.endswith("rect")]
+    return [float(bar.get("width", 0)) for bar in bars if bar.get("x")]
+
+
+@pytest.mark.parametrize("pair", [(2089.0, 2693.0), (1.0, 1.0), (0.08, 3.2), (19.99, 104.2), (9.6, 88.7)])
+def test_bars_are_as_long_as_their_values_are_large(pair: tuple[float, float]) -> None:
+    shorter, longer = bars_of(*pair)
+    assert longer / shorter == pytest.approx(pair[1] / pair[0], rel=0.02)
+    assert longer > 300
+
+
+def test_an_axis_over_several_powers_of_ten_says_that_it_is_logarithmic() -> None:
+    case = Figures("lookup", "a", "ms", "low", {"files": [0.5] * 3, "vLLM": [2294.0] * 3})
+    assert "ms, shorter is better; logarithmic" in words(bar_chart("title", [case]))
+
+
 def test_systems_have_the_same_order_in_each_case() -> None:
     picture = bar_chart("title", [figures("a", "ms", "low", "vLLM", "another", "files", "LMCache", "pagetier")])
     names = ("pagetier", "LMCache", "files", "vLLM", "another")

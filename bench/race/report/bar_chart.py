@@ -23,11 +23,15 @@ _FONT = 'font-family="sans-serif" font-size="12"'
 _RIGHT_ALIGNED, _CENTRED, _BOLD = 'text-anchor="end"', 'text-anchor="middle"', 'font-weight="bold"'
 
 
+_FEW, _MANY = 5, 50  # ticks of a linear axis at least; the ratio from which on an axis is logarithmic
+_STEPS = (1, 2, 5)
+
+
 class Axis(msgspec.Struct, frozen=True):
-    """A logarithmic axis, on which a ratio is the same length anywhere.
+    """An axis from zero, on which bars are as long as their values are large, or a logarithmic one.
 
     Attributes:
-        low: The value at its left end.
+        low: The value at the left end of a logarithmic axis; 0 for one from zero.
         high: The value at its right end.
     """
 
@@ -36,14 +40,31 @@ class Axis(msgspec.Struct, frozen=True):
 
     def place(self, value: float) -> float:
         """Returns the horizontal place of a value."""
-        share = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+        if self.low:
+            share = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+        else:
+            share = value / self.high
         return _LEFT + min(share, 1.0) * (_WIDTH - _LEFT - _RIGHT)
 
     def ticks(self) -> Iterator[float]:
+        """Yields the values to draw lines at."""
+        yield from self._powers() if self.low else self._multiples()
+
+    def _powers(self) -> Iterator[float]:
         """Yields the powers of ten, and also their multiples by 2 and 5 where the axis is short."""
-        steps = (1, 2, 5) if self.high / self.low < 3000 else (1,)
+        steps = _STEPS if self.high / self.low < 3000 else (1,)
         for power in range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1):
             yield from (step * 10.0**power for step in steps if self.low <= step * 10.0**power <= self.high)
+
+    def _multiples(self) -> Iterator[float]:
+        step = tick_step(self.high)
+        yield from (step * number for number in range(round(self.high / step) + 1))
+
+
+def tick_step(high: float) -> float:
+    """Returns the largest step of 1, 2 or 5 times a power of ten with which a linear axis has enough ticks."""
+    steps = [step * 10.0**power for power in range(-9, 10) for step in _STEPS]
+    return max(step for step in steps if step * _FEW <= high)
 
 
 def bar_chart(title: str, cases: Sequence[Figures]) -> str:
@@ -64,7 +85,7 @@ def _height(cases: Sequence[Figures]) -> float:
 def _panel(head: str, cases: Sequence[Figures], top: float) -> Iterator[str]:
     """Yields the cases of one unit over their axis."""
     axis = _axis(cases)
-    yield _text(10, top + 14, head, _BOLD)
+    yield _text(10, top + 14, f"{head}; logarithmic" if axis.low else head, _BOLD)
     yield from _grid(axis, top + _HEAD, top + _height(cases) - _AXIS)
     at = top + _HEAD
     for case in cases:
@@ -77,11 +98,14 @@ def _panel(head: str, cases: Sequence[Figures], top: float) -> Iterator[str]:
 
 
 def _axis(cases: Sequence[Figures]) -> Axis:
-    """Returns an axis that begins and ends at a tick, and has room for the intervals of all bars."""
+    """Returns an axis that ends at a tick, and has room for the intervals of all bars."""
     values = [value for case in cases for rounds in case.rounds.values() for value in _drawn(rounds) if value > 0]
     low, high = min(values, default=1.0), max(values, default=1.0)
+    if high < _MANY * low:
+        step = tick_step(high)
+        return Axis(0.0, step * math.ceil(high / step))
     begin = 10.0 ** math.floor(math.log10(low / 1.2))
-    ends = (step * 10.0**power for power in range(-9, 10) for step in (1, 2, 5))
+    ends = (step * 10.0**power for power in range(-9, 10) for step in _STEPS)
     return Axis(begin, next(end for end in ends if end >= high and end > begin))
 
 

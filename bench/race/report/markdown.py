@@ -54,7 +54,8 @@ def _head(race: Race) -> Iterator[str]:
         yield "Each number is the median of the rounds of one run, and in brackets its 95 % interval. The systems"
         yield "alternate unless a contest says otherwise. A ratio is above 1 where pagetier is better; it is the median"
         yield "of the rounds' ratios. With fewer than six rounds an interval holds less than 95 %. A picture shows the"
-        yield "medians and intervals of each contest: an axis for each unit, logarithmic, and which bars are better."
+        yield "medians and intervals of each contest: an axis for each unit, from zero unless it says that it is"
+        yield "logarithmic, and which bars are better."
         yield ""
 
 
