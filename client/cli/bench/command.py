@@ -20,6 +20,8 @@ Exit codes:
   2  usage error, an invalid trace, a missing program or too little memory
   130, 143  ended by Ctrl-C or SIGTERM: all processes are stopped first"""
 
+_WHOLE: Final = 1000
+
 
 def _size(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
     try:
@@ -28,7 +30,18 @@ def _size(context: click.Context, option: click.Parameter, text: str | None) -> 
         raise click.BadParameter(str(error)) from error
 
 
-@click.group(context_settings=_SETTINGS)
+class _WholeSentences(click.Group):
+    """A group whose list of commands has the first sentence of each, which click cuts to the terminal's width."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the commands."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, self.commands[name].get_short_help_str(_WHOLE)) for name in sorted(self.commands)]
+            )
+
+
+@click.group(cls=_WholeSentences, context_settings=_SETTINGS)
 def main() -> None:
     """Measure engines, caches and copies on this host."""
 

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import fake_vllm_serve
 from eventually import PATIENCE_S, eventually
 from pagetier.client.cli.bench import daemon as bench_daemon
+from pagetier.client.cli.bench.command import main
 from pagetier.client.cli.bench.comparison import arena_size, place
 from pagetier.client.cli.bench.daemon import own_environment, running_daemon
 from pagetier.client.cli.bench.programs import BenchmarkError, Program
@@ -105,6 +107,12 @@ def orphaned_segments() -> list[Path]:
 
 def rows_of(report: dict[str, Any], measure: str) -> dict[str, Any]:
     return {row["system"]: row for row in report["rows"] if row["measure"] == measure}
+
+
+def test_the_list_of_commands_cuts_no_sentence() -> None:
+    listed = CliRunner().invoke(main, ["--help"]).output.partition("Commands:")[2]
+    assert "..." not in listed
+    assert all(command in listed for command in ("calibrate", "replay", "serve"))
 
 
 def test_a_comparison_reports_hits_times_and_memory_of_each_system(host: Host) -> None:
