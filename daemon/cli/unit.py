@@ -193,9 +193,13 @@ def remove(root: Path, tenant: str | None, purge: bool, yes: bool) -> None:  # n
         confirm(question, "to remove them")
     installed = any(service.installed_files())
     modified = unit_removal.remove_files(service)
-    click.echo("now: systemctl daemon-reload" if installed else "no unit is installed")
+    click.echo(_after_removal(root) if installed else "no unit is installed")
     if (question and not unit_removal.purge(service)) or not all(file.keep for file in modified):
         sys.exit(Exit.WRONG)
+
+
+def _after_removal(root: Path) -> str:
+    return "now: systemctl daemon-reload" if root.resolve() == Path("/") else "nothing has to be reloaded"
 
 
 def _warnings(program: str) -> Iterator[str]:

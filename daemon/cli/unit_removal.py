@@ -149,10 +149,24 @@ def _remove_file(root: Path, file: UnitFile) -> bool:
     except OSError as error:
         raise click.ClickException(f"{path}: {error.strerror}") from error
     click.echo(f"removed {path}")
-    if path.parent.name.endswith(".service.d") or path.parent.name == "pagetier":
-        with contextlib.suppress(OSError):
-            path.parent.rmdir()
+    for folder in _folders_of(root, path):
+        try:
+            folder.rmdir()
+        except OSError:
+            break  # it is not empty
     return True
+
+
+def _folders_of(root: Path, path: Path) -> Iterator[Path]:
+    """Yields the folders to remove if they are empty: below another root than the host's all that may be installed."""
+    for folder in path.parents:
+        if folder == root or (root.resolve() == Path("/") and not _is_own(folder)):
+            return
+        yield folder
+
+
+def _is_own(folder: Path) -> bool:
+    return folder.name.endswith(".service.d") or folder.name == "pagetier"
 
 
 def question_of(service: InstalledService) -> str:
