@@ -9,8 +9,9 @@ import click
 import msgspec
 
 from pagetier.daemon.cli.daemon_connection import Unreachable, daemon_at, duration_option, socket_option
+from pagetier.daemon.cli.tier_text import pages_of
 from pagetier.daemon.stats.frame_advice import compression_text
-from pagetier.daemon.stats.snapshot import PageTier, Snapshot
+from pagetier.daemon.stats.snapshot import PageTier, Snapshot, Tiers
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.daemon.status.disk_report import DiskReport, Standing
 from pagetier.daemon.status.fleet_status import FleetStatus
@@ -65,11 +66,11 @@ def _why_not(socket: Path) -> str:
 
 def one_line(snapshot: Snapshot) -> str:
     """Returns the state of the cache in one line, for prompts, logs and watch(1)."""
-    memory, disk = snapshot.tiers.memory, snapshot.tiers.disk
+    tiers = snapshot.tiers
     parts = [
         snapshot.daemon.phase_text,
-        _tier("memory", memory),
-        *([_disk(snapshot.disk, disk)] if snapshot.disk.standing is not Standing.NONE else []),
+        _tier("memory", tiers.memory, tiers),
+        *([_disk(snapshot.disk, tiers)] if snapshot.disk.standing is not Standing.NONE else []),
         *([_fleet(snapshot.fleet)] if snapshot.fleet.standing != "none" else []),
         snapshot.lookups.text,
         counted(len(snapshot.clients), "client"),
@@ -77,12 +78,12 @@ def one_line(snapshot: Snapshot) -> str:
     return "; ".join(parts)
 
 
-def _disk(report: DiskReport, tier: PageTier) -> str:
+def _disk(report: DiskReport, tiers: Tiers) -> str:
     state = "" if report.standing is Standing.OPEN else f" is {report.state}"
     down = [device.folder for device in report.devices if device.standing is Standing.DOWN]
     silent = [f"{folder}: down" for folder in down if report.several and folder not in report.trouble]
     trouble = f" ({why})" if (why := "; ".join(filter(None, [report.trouble, *silent]))) else ""
-    return f"disk{state}{trouble}" if state else f"{_tier('disk', tier)}{trouble}"
+    return f"disk{state}{trouble}" if state else f"{_tier('disk', tiers.disk, tiers)}{trouble}"
 
 
 def _fleet(fleet: FleetStatus) -> str:
@@ -90,10 +91,9 @@ def _fleet(fleet: FleetStatus) -> str:
     return f"fleet {state}{f' ({fleet.trouble})' if fleet.trouble else ''}"
 
 
-def _tier(name: str, tier: PageTier) -> str:
-    pages = f"{tier.pages:,} of {counted(tier.room_pages, 'page')}"
+def _tier(name: str, tier: PageTier, tiers: Tiers) -> str:
     room = f"{format_size(tier.used)} of {format_size(tier.room)}"
-    return f"{name} {pages}, {room}{compression_text(tier.bytes, tier.used)}"
+    return f"{name} {pages_of(tier, tiers)}, {room}{compression_text(tier.bytes, tier.used)}"
 
 
 def _show_tables(snapshot: Snapshot, socket: Path) -> None:

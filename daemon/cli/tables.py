@@ -12,12 +12,12 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pagetier.daemon.cli.tier_text import at_opening, room_in_pages, synced
 from pagetier.daemon.stats.frame_advice import compression_text, stored_text
 from pagetier.daemon.stats.size_advice import AbsentTokens
 from pagetier.daemon.stats.snapshot import ClientStats, DiskWork, LookupStats, PageTier, Snapshot, TierQuota
 from pagetier.daemon.status.disk_report import DeviceReport, DiskReport, Standing
 from pagetier.daemon.status.fleet_status import FleetStatus
-from pagetier.shm import clock
 from pagetier.shm.units import counted, format_size
 
 
@@ -33,7 +33,7 @@ def disk_lines(disk: DiskReport, work: DiskWork) -> Iterator[str]:
     """Yields the disk tier's state, location and problems, a line each."""
     yield f"Disk tier in {disk.folder}: {disk.state}{f', {disk.trouble}' if disk.trouble else ''}"
     if disk.opened:
-        yield f"found {disk.opened}; {synced(disk)}; damaged pages dropped: {disk.damaged:,}"
+        yield f"{at_opening(disk)}; {synced(disk)}; damaged pages dropped: {disk.damaged:,}"
         yield (
             f"files use {format_size(disk.file_bytes)} of {format_size(disk.cap)};"
             f" the file system has {format_size(disk.disk_free)} free; {format_size(disk.device_bytes)} written"
@@ -89,14 +89,6 @@ def device_line(device: DeviceReport, frame_bytes: int) -> str:
     shorter = compression_text(device.bytes, device.stored_bytes)
     trouble = f": {device.trouble}" if device.trouble else ""
     return f"{device.folder} {device.state}, {counted(device.pages, 'page')}, {used} of {room}{shorter}{trouble}"
-
-
-def synced(disk: DiskReport | DeviceReport) -> str:
-    """Returns when the tier or the device was last synced, and whether anything was written since."""
-    if not disk.last_sync:
-        return "never synced"
-    ago = max(0.0, clock.date() - disk.last_sync)
-    return f"synced {ago:.0f} s ago" + ("" if disk.clean else ", written to since")
 
 
 _COLUMNS = 80
@@ -198,7 +190,10 @@ def _tiers(snapshot: Snapshot) -> Table:
     tiers = {name: getattr(snapshot.tiers, name) for name in snapshot.tiers.__struct_fields__}
     there = {name: tier for name, tier in tiers.items() if tier.cap}
     table = _table("Tier", *there)
-    cells = [_tier_cells(tier, _ratios(name, tier, snapshot.lookups)) for name, tier in there.items()]
+    cells = [
+        _tier_cells(tier, room_in_pages(tier, snapshot.tiers), _ratios(name, tier, snapshot.lookups))
+        for name, tier in there.items()
+    ]
     for label in cells[0]:
         table.add_row(label, *(column[label] for column in cells))
     return table
@@ -215,14 +210,14 @@ def _percent(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.1%}"
 
 
-def _tier_cells(tier: PageTier, ratios: dict[str, str]) -> dict[str, str]:
+def _tier_cells(tier: PageTier, room: int | None, ratios: dict[str, str]) -> dict[str, str]:
     return {
         "pages": f"{tier.pages:,}",
         "bytes": format_size(tier.bytes),
         "frames in use": format_size(tier.used),
         "compressed": f"{tier.bytes / tier.used:.2f} x" if tier.bytes > tier.used > 0 else "-",
         "room": format_size(tier.room),
-        "room in pages": f"{tier.room_pages:,}",
+        "room in pages": "-" if room is None else f"{room:,}",
         "cap": format_size(tier.cap),
         "hits": f"{tier.hits:,}",
         "misses": f"{tier.misses:,}",

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pagetier.daemon.cli.doctor.result import Level, Result, ok, problem, warning
-from pagetier.daemon.cli.tables import synced
+from pagetier.daemon.cli.tier_text import at_opening, synced
 from pagetier.daemon.config.disk_capacity import device_capacity_text
 from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.config.schema import Config
@@ -176,14 +176,14 @@ def _standing_of_tier(disk: DiskReport) -> Result:
         return problem("disk tier", disk.trouble)
     if disk.standing is Standing.NONE:
         return problem("disk tier", "the daemon runs without a disk tier: it was started with another configuration")
-    return ok("disk tier", f"{disk.standing.value}, found {disk.opened or 'not yet'}; {synced(disk)}")
+    return ok("disk tier", f"{disk.standing.value}, {at_opening(disk)}; {synced(disk)}")
 
 
 def _standing_of_device(device: DeviceReport) -> Result:
     if device.standing is Standing.DOWN or device.trouble:
         return problem("disk device", f"{device.folder} is {device.standing.value}: {device.trouble}")
-    found = f"found {device.opened or 'not yet'}"
-    return ok("disk device", f"{device.folder} is {device.standing.value}, {found}; {synced(device)}")
+    state = f"{device.standing.value}, {at_opening(device)}; {synced(device)}"
+    return ok("disk device", f"{device.folder} is {state}")
 
 
 def _budget(disk: DiskReport) -> Iterator[Result]:

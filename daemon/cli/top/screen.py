@@ -10,9 +10,10 @@ import msgspec
 from rich.console import Group
 from rich.text import Text
 
-from pagetier.daemon.cli.tables import age, count, device_line, fleet_line, quota_cells, synced
+from pagetier.daemon.cli.tables import age, count, device_line, fleet_line, quota_cells
+from pagetier.daemon.cli.tier_text import room_in_pages, synced
 from pagetier.daemon.cli.top.history import History
-from pagetier.daemon.stats.snapshot import ClientStats, DiskWork, PageTier, Snapshot
+from pagetier.daemon.stats.snapshot import ClientStats, DiskWork, PageTier, Snapshot, Tiers
 from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm.units import counted, format_size
 
@@ -93,7 +94,7 @@ def _headline(snapshot: Snapshot, place: ScreenContext) -> Text:
 
 
 def _tiers(snapshot: Snapshot, place: ScreenContext) -> Iterator[Text]:
-    yield _tier("memory", snapshot.tiers.memory, "cyan", place)
+    yield _tier("memory", snapshot.tiers, "cyan", place)
     if wasteful := snapshot.frame_advice:
         yield from _wrapped(_BELOW + wasteful, "yellow", place.width)
     if snapshot.disk.standing is not Standing.NONE:
@@ -106,7 +107,7 @@ def _tiers(snapshot: Snapshot, place: ScreenContext) -> Iterator[Text]:
 def _disk(snapshot: Snapshot, place: ScreenContext) -> Iterator[Text]:
     disk = snapshot.disk
     if snapshot.tiers.disk.cap:
-        yield _tier("disk", snapshot.tiers.disk, "magenta", place)
+        yield _tier("disk", snapshot.tiers, "magenta", place)
     well = disk.standing is Standing.OPEN and not disk.trouble
     text = f"{disk.state}: {disk.trouble}" if disk.trouble else f"{disk.state}, {synced(disk)}"
     yield from _wrapped(_BELOW + text, "dim" if well else "red", place.width)
@@ -116,9 +117,11 @@ def _disk(snapshot: Snapshot, place: ScreenContext) -> Iterator[Text]:
         yield from _wrapped(line, "dim" if well else "red", place.width)
 
 
-def _tier(name: str, tier: PageTier, style: str, place: ScreenContext) -> Text:
+def _tier(name: str, tiers: Tiers, style: str, place: ScreenContext) -> Text:
+    tier: PageTier = getattr(tiers, name)
     share = min(1.0, tier.used / tier.room) if tier.room else 0.0
-    room = f" of {count(tier.room_pages):>6}" if place.width >= WIDTH else ""
+    fits = room_in_pages(tier, tiers)
+    room = f" of {'-' if fits is None else count(fits):>6}" if place.width >= WIDTH else ""
     pages = f"{count(tier.pages):>6}{room} pages"
     text = f" {format_size(tier.used):>10} of {format_size(tier.room):>10} {share:>4.0%} {pages}"
     full, empty = bar(share, place.width - _BESIDE_BAR - len(room), place.charset)

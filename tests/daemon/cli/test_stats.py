@@ -13,6 +13,7 @@ import pytest
 from fake_snapshots import snapshot
 from pagetier.daemon.cli.stats import one_line
 from pagetier.daemon.cli.tables import age, count, disk_lines
+from pagetier.daemon.cli.tier_text import at_opening, synced
 from pagetier.daemon.stats.snapshot import DiskWork, LookupStats
 from pagetier.daemon.status.disk_report import DeviceReport, DiskReport, Standing, summed
 from running_daemon import RunningDaemon, namespace
@@ -131,6 +132,40 @@ def test_counters_outlive_client_and_daemon() -> None:
     assert after["daemon"]["segments"] == before["daemon"]["segments"]
     assert after["daemon"]["incarnation"] == before["daemon"]["incarnation"] + 1
     assert after["daemon"]["adopted"] == 2
+
+
+def test_an_empty_cache_does_not_say_how_many_pages_fit(daemon: RunningDaemon) -> None:
+    """Their size is not known: it would be the number of frames."""
+    daemon.drop_all_pages()
+    short, doctor = daemon.pagetier("stats", "--short").stdout, daemon.pagetier("doctor").stdout
+    assert "memory no page, 0 B of " in short and ", no page in 0 B of " in doctor
+    assert row(daemon, "room in pages") == ["-"] and "no page" not in daemon.pagetier("top").stdout
+    with daemon.client() as client:
+        client.store(namespace(lora="one").keys(range(16)), [bytes(PAGE)])
+        assert "memory 1 of " in daemon.pagetier("stats", "--short").stdout
+        assert int(row(daemon, "room in pages")[0]) > 1
+
+
+def row(daemon: RunningDaemon, label: str) -> list[str]:
+    """Returns the cells of a row of the table of tiers."""
+    (line,) = [line for line in daemon.pagetier("stats").stdout.splitlines() if line.startswith(label)]
+    return line.removeprefix(label).split()
+
+
+@pytest.mark.parametrize(
+    ("report", "opened", "written"),
+    [
+        (DiskReport(), "not opened yet", "not synced yet"),
+        (DiskReport(opened="new", last_sync=1.0, clean=True), "when opened new and empty", "all synced, safe from a"),
+        (
+            DeviceReport(opened="as it was left", last_sync=1.0, clean=False),
+            "when opened as it was left",
+            "a power loss takes what",
+        ),
+    ],
+)
+def test_it_says_what_a_power_loss_takes(report: DiskReport | DeviceReport, opened: str, written: str) -> None:
+    assert at_opening(report) == opened and written in synced(report)
 
 
 def test_evictions_are_counted() -> None:
