@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from eventually import eventually
 from running_daemon import RunningDaemon
 from sglang_engine import SglangEngine
 from sglang_model import Restored, Spec, computed, place_of, whole
-from sglang_parallel import LAYERS, NOT_IN_PIPELINES, PIPELINES, REPLICAS, TOKENS
+from sglang_parallel import LAYERS, PIPELINES, REPLICAS, TOKENS
 
 pytest_plugins = ("sglang_daemon",)
 PAGES = 8
@@ -205,24 +204,6 @@ def test_sglang_compares_no_stages_of_a_linker(daemon: DiskDaemon) -> None:
         assert engine.match_only("again", 1, PAGES)[0] == PAGES * spec.page
 
 
-def test_a_draft_model_beside_a_pipeline_is_refused(daemon: DiskDaemon) -> None:
-    flags = {"speculative_algorithm": "EAGLE"}
-    with SglangEngine(PIPELINE, daemon.socket, flags=flags) as engine:
-        assert NOT_IN_PIPELINES["draft models"] in engine.log, engine.log
-
-
-def test_pools_that_hicache_does_not_know_are_refused_in_each_stage(daemon: DiskDaemon) -> None:
-    spec = Spec("dsv4", 256, stages=2, layout="page_first")
-    with SglangEngine(spec, daemon.socket) as engine:
-        assert engine.log.count(NOT_IN_PIPELINES["DeepSeek V4"]) == spec.processes, engine.log
-
-
-def test_sglang_refuses_pipelines_of_minimax_m3(daemon: DiskDaemon) -> None:
-    """Once this fails, SGLang has them, and so may pagetier."""
-    with pytest.raises(AssertionError, match=re.escape(NOT_IN_PIPELINES["MiniMax-M3"])):
-        SglangEngine(Spec("minimax-m3", 16, stages=2, layout="page_first"), daemon.socket)
-
-
 @pytest.mark.parametrize("spec", [*REPLICAS.linker, *REPLICAS.hicache], ids=lambda spec: spec.name)
 def test_the_first_of_the_replicas_stores_and_all_load(daemon: DiskDaemon, spec: Spec) -> None:
     """The others have written other bytes into their pools, of which none may be found."""
@@ -296,7 +277,5 @@ def test_recurrent_state_of_context_ranks_is_refused(daemon: DiskDaemon) -> None
         assert "recurrent layers divided by context parallelism" in engine.log, engine.log
 
 
-def test_the_document_has_the_tables() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
-    assert sglang_parallel.table() in text
-    assert sglang_parallel.not_in_pipelines() in text
+def test_the_document_has_the_table() -> None:
+    assert sglang_parallel.table() in (Path(__file__).parents[2] / "docs" / "models.md").read_text()
