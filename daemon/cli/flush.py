@@ -166,7 +166,7 @@ def _check(wanted: FlushArguments) -> None:
                 " --dry-run"
             )
     elif _named(wanted) != 1:
-        raise click.UsageError("give one of --namespace, --all and --keys-file")
+        raise click.UsageError("drop what? Give one of --namespace, --all and --keys-file; --to-disk drops none")
     elif wanted.file is not None and wanted.tier:
         raise click.UsageError("--keys-file drops pages from both tiers: it excludes --tier")
 

@@ -132,7 +132,9 @@ def _least_width(table: Table, console: Console) -> int:
 
 
 def _tables(snapshot: Snapshot) -> Iterator[RenderableType]:
-    yield f"{counted(snapshot.lookups.lookups, 'lookup')}: {snapshot.lookups.text}\n{_what_counts(snapshot)}"
+    lookups = snapshot.lookups
+    found = f"{counted(lookups.lookups, 'lookup')}: {lookups.text}" if lookups.lookups else "No lookups yet"
+    yield f"{found}\n{_what_counts(snapshot)}"
     yield _tiers(snapshot)
     yield from filter(None, _notes(snapshot))
     if _has_disk(snapshot):

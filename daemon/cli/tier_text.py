@@ -25,7 +25,7 @@ def pages_of(tier: PageTier, tiers: Tiers) -> str:
 
 def at_opening(disk: DiskReport | DeviceReport) -> str:
     """Returns in which state the tier's or the device's files were when this daemon opened them."""
-    return f"when opened {_AT_OPENING.get(disk.opened, disk.opened)}" if disk.opened else "not opened yet"
+    return f"opened {_AT_OPENING.get(disk.opened, disk.opened)}" if disk.opened else "not opened yet"
 
 
 def synced(disk: DiskReport | DeviceReport) -> str:
@@ -33,6 +33,6 @@ def synced(disk: DiskReport | DeviceReport) -> str:
     if not disk.last_sync:
         return "not synced yet"
     if disk.clean:
-        return "all synced, safe from a power loss"
+        return "synced: what is on disk survives a power loss"
     ago = max(0.0, clock.date() - disk.last_sync)
     return f"synced {ago:.0f} s ago; a power loss takes what was written since"

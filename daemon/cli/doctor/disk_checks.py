@@ -176,13 +176,13 @@ def _standing_of_tier(disk: DiskReport) -> Result:
         return problem("disk tier", disk.trouble)
     if disk.standing is Standing.NONE:
         return problem("disk tier", "the daemon runs without a disk tier: it was started with another configuration")
-    return ok("disk tier", f"{disk.standing.value}, {at_opening(disk)}; {synced(disk)}")
+    return ok("disk tier", f"{disk.standing.value}; {at_opening(disk)}; {synced(disk)}")
 
 
 def _standing_of_device(device: DeviceReport) -> Result:
     if device.standing is Standing.DOWN or device.trouble:
         return problem("disk device", f"{device.folder} is {device.standing.value}: {device.trouble}")
-    state = f"{device.standing.value}, {at_opening(device)}; {synced(device)}"
+    state = f"{device.standing.value}; {at_opening(device)}; {synced(device)}"
     return ok("disk device", f"{device.folder} is {state}")
 
 
