@@ -125,6 +125,7 @@ def test_without_a_daemon_no_hint_is_sent(learning: RunningDaemon) -> None:
         assert eventually(lambda: not client.attached)
         assert not client.hint(KEYS, Hint.over())
     learning.start()
+    assert eventually(lambda: not learning.slots()), "the closed client finds it and returns its slot"
 
 
 def test_hints_do_not_survive_the_daemon(learning: RunningDaemon) -> None:
