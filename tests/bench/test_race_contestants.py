@@ -49,7 +49,7 @@ def test_an_answer_that_is_late_is_not_taken_for_the_next_one(tmp_path: Path) ->
         engine.signal(signal.SIGSTOP)
         late = engine.ask("lookup", 1, PAGES, timeout=0.1)
         engine.signal(signal.SIGCONT)
-        assert not late.answered and late.seconds >= 0.1
+        assert not late.answered
         assert engine.ask("lookup", 2, PAGES).value == 0
 
 

@@ -101,6 +101,7 @@ def test_a_replay_survives_the_death_of_the_disk_worker(tmp_path: Path) -> None:
         assert eventually(lambda: observer.header().disk_frames > 0)
 
 
+@pytest.mark.wall_clock
 def test_the_rate_of_requests_is_limited(tmp_path: Path) -> None:
     trace, _ = write_trace(tmp_path / "chat.jsonl.gz", chat(40, seed=5))
     report = replay_json(trace, "--arena", "4MiB", "--pace", 20, "--clients", 2)
