@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from msgspec import structs
@@ -27,6 +28,18 @@ SMALL = Config(
 def configured(arena: int = GIB, size: int = 0, environments: int = 4) -> Config:
     disk = DiskOptions(path=(Path("/disk"),), size=(size,) if size else (), environments=environments)
     return Config(arena=ArenaOptions(size=arena, frame_size=MIB), disk=disk)
+
+
+@pytest.mark.parametrize("compress", ["off", "on"])
+@pytest.mark.parametrize(("arena", "disk"), [(1, 0), (1, 10), (16, 500), (64, 500), (2048, 20480)], ids=str)
+def test_the_index_takes_a_two_hundredth_of_memory_and_a_two_thousandth_of_the_disk(
+    arena: int, disk: int, compress: Literal["off", "on"]
+) -> None:
+    """With the default frames, as long as there is an entry for each of them."""
+    config = structs.replace(configured(arena * GIB, disk * GIB), arena=ArenaOptions(size=arena * GIB))
+    config = structs.replace(config, disk=structs.replace(config.disk, compress=compress))
+    index, locks, _ = geometry_of(config).sizes
+    assert index + locks <= arena * GIB / 200 + disk * GIB / 2000
 
 
 def test_the_disk_s_worker_and_http_are_counted() -> None:
