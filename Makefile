@@ -309,6 +309,7 @@ man: venv
 bench: venv $(VENV)/.kernels
 	@$(BIN)/python bench/lookup.py
 	@$(BIN)/python bench/match_lines.py
+	@$(BIN)/python bench/shared_matches.py
 	@$(BIN)/python bench/round_trip.py
 	@$(BIN)/python bench/hostcopy.py
 	@$(BIN)/python bench/row_copies.py

@@ -73,7 +73,14 @@ def build(folder: Path) -> Path:
 
 
 def accesses(program: Path, pages: int, churn: int, outcome: str = "hit") -> list[Access]:
-    """Returns the accesses of a match of so many pages, and of its release, in order; "miss": they were not stored."""
+    """Returns the accesses of a match of so many pages, and of its release, in order.
+
+    Args:
+        program: What build() has returned.
+        pages: The number of pages.
+        churn: The number of pages that were stored before.
+        outcome: "hit", "held" (another request of the engine has the pages pinned) or "miss" (they were not stored).
+    """
     command = (program, str(pages), str(churn), outcome)
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     rows = (map(int, line.split()) for line in text.splitlines())
@@ -142,13 +149,16 @@ def modelled(trace: Sequence[Access], engines: int, move_ns: float, seed: int = 
 def measure() -> Iterator[Result]:
     """Yields the counts, and what the model says of engines on one socket and on two."""
     with tempfile.TemporaryDirectory() as folder:
-        trace = accesses(build(Path(folder)), PAGES, CHURN)
+        program = build(Path(folder))
+        trace, held = (accesses(program, PAGES, CHURN, outcome) for outcome in ("hit", "held"))
     index, locks = lines_of(trace, 0), lines_of(trace, _LOCKS)
     locked = sum(access.kind is Kind.LOCKED for access in trace)
     nbytes, most = index * _LINE, at_most((2 * PAGES + 1) * _LINE)
     yield Result("match_8_index_bytes", nbytes, "B", f"{index} lines, which no engine writes", most)
     yield Result("match_8_lock_lines", locks, "", "lines that each engine writes, twice", at_most(5))
     yield Result("match_8_locked", locked, "", "instructions: a pin and a release of each page", at_most(2 * PAGES))
+    written = len({access.line for access in held if access.kind.takes})
+    yield Result("match_8_held_lines", written, "", "lines that an engine takes while it has the pages pinned")
     for where, move_ns in MOVE_NS.items():
         alone = modelled(trace, 1, move_ns)
         for engines in ENGINES:

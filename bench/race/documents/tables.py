@@ -34,6 +34,7 @@ ROW_FAMILIES = {
     "deepseek_v4": "DeepSeek V4, tokens",
     "deepseek_v4_ends": "DeepSeek V4, ends",
 }
+MATCHED = {"other": "one prompt each", "same": "the same prompt", "held": "the same, which each has pinned already"}
 _SHARED = "requests_per_second_{}_percent_pagetier_over_native"
 
 Cells = Sequence[str]
@@ -169,6 +170,21 @@ def _rows_of(by_name: dict[str, dict[str, object]], name: str) -> Iterator[str]:
     yield " and ".join(f"{by_name[f'{call}_{name}_attention_over_mla']['value']:.2f}" for call in ("store", "load"))
 
 
+def _shared_matches(sources: Sources) -> Section:
+    record = sources.record("shared-matches")
+    by_name = {row["name"]: row for row in record["results"]}
+    rows = [[title, *_matched(by_name, what)] for what, title in MATCHED.items()]
+    head = ["two processes over one", "8 pages", "512 pages", "8 pages, no work", "512 pages, no work"]
+    return Section(f"`bench/shared_matches.py`; {record['device']}; {record['date']}.", [head, *rows])
+
+
+def _matched(by_name: dict[str, dict[str, object]], what: str) -> Iterator[str]:
+    for end in ("", "_without_work"):
+        for pages in (8, 512):
+            result = by_name[f"match_{pages}_{what}_2_processes_over_1{end}"]
+            yield f"**{result['value']:.2f} x**" if result["met"] is False else f"{result['value']:.2f} x"
+
+
 def _huge_pages(sources: Sources) -> Section:
     index, copies, host = (sources.tables[name] for name in ("index", "copies", "large host"))
     rows = [*_both(copies, "store of one", "load of one", "store of eight"), *_reads(sources)]
@@ -195,6 +211,7 @@ SECTIONS: dict[str, Callable[[Sources], Section]] = {
     "index": _kept("index"),
     "copies": _kept("copies"),
     "row copies": _row_copies,
+    "shared matches": _shared_matches,
     "disk": _kept("disk"),
     "fleet": _fleet,
     "questions": _questions,
