@@ -22,6 +22,9 @@ from pagetier.shm.socket_path import closed_folder, default_socket
 from pagetier.shm.units import parse_duration
 
 _GREETING_S = 5.0
+# HTTP answers it with an error, and to the control socket it is the beginning of a message that never comes: a daemon
+# that is only slow logs nothing.
+_NOT_HTTP = b"\r\n\0\0\r\n\r\n"
 _ANSWER_S = 60.0
 _OPEN = 'and set access.socket_mode = "0666"'
 _REMEDIES: Final[Mapping[Rights, str]] = {
@@ -134,7 +137,7 @@ def _speaks_http(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, suppress(OSError):
         probe.settimeout(_GREETING_S)
         probe.connect(os.fspath(path))
-        probe.sendall(b"HEAD / HTTP/1.0\r\n\r\n")
+        probe.sendall(_NOT_HTTP)
         return probe.recv(5) == b"HTTP/"
     return False
 

@@ -128,6 +128,8 @@ def test_a_stopped_daemon_is_told_from_none(monkeypatch: pytest.MonkeyPatch) -> 
             result = pagetier("stats", "--socket", str(daemon.socket))
         finally:
             os.kill(daemon.pid, signal.SIGCONT)
+        with daemon.client():  # it is attached after the daemon has read what came before
+            assert daemon.lines("event=peer_refused") == []
     assert (result.exit_code, "SIGSTOP" in result.output) == (Exit.UNREACHABLE, True)
 
 
