@@ -132,20 +132,31 @@ def test_pages_on_disk_are_read_for_the_next_lookup(request: pytest.FixtureReque
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_pages_that_are_computed_faster_are_not_read_and_counted(daemon: DiskDaemon, ranks: int) -> None:
     spec, tokens = Spec("mha", 128, heads=8, ranks=ranks), 4 * 128
-    with SglangEngine(spec, daemon.socket) as engine:
+    with SglangEngine(spec, daemon.socket, lease=1.0) as engine:
         engine.insert(1, 4)
         daemon.save()
         for _ in range(2):  # nothing is known of the engine at first, and then nothing of a slow disk
-            daemon.flush("memory")
+            _drop_from_memory(daemon, engine)
             engine.reset()
             assert engine.restore(1, 4) == computed(spec)
             assert eventually(lambda: engine.restore(1, 4) == whole(spec, 4), _WAIT_S)
         assert not _slower_tokens(daemon)
         engine.computes_at_once()
-        daemon.flush("memory")
+        _drop_from_memory(daemon, engine)
         engine.reset()
         assert engine.restore(1, 4) == computed(spec)
         assert eventually(lambda: engine.poll() and _slower_tokens(daemon) == tokens, _WAIT_S)
+
+
+def _drop_from_memory(daemon: DiskDaemon, engine: SglangEngine) -> None:
+    """Flushes until no page is left in memory: a rank pins what it alone has found until its lease ends."""
+
+    def is_empty() -> bool:
+        engine.poll()
+        daemon.flush("memory")
+        return not daemon.header().used_frames
+
+    assert eventually(is_empty, _WAIT_S), daemon.header()
 
 
 def _slower_tokens(daemon: DiskDaemon) -> int:
