@@ -47,7 +47,8 @@ def forget(name: str) -> None:
     """Makes pagetier forget something: a physical buffer, a stage, a share of a rank, or that it refuses pipelines.
 
     A buffer is an entry of SGLang's, a kind of plane, "draft" for packed drafts, "index" for the index keys of DSA in a
-    hybrid model, "index of the host" for those of HiCache, or "state" for the last of the recurrent states.
+    hybrid model, "index of the host" for those of HiCache, "host NAME" for a host pool of DeepSeek V4, or "state" for
+    the last of the recurrent states.
     """
     match name:
         case "tokens" | "layers":
@@ -62,6 +63,8 @@ def forget(name: str) -> None:
             _forget_state()
         case "index of the host":
             _forget_index()
+        case _ if name.startswith("host "):
+            _forget_host_pool(name.removeprefix("host "))
         case "index":
             patch.object(device_pools, "sparse_rows", row_pools.latent_rows).start()
         case _:
@@ -109,6 +112,15 @@ def _forget_index() -> None:
         return len(keys) if pool == "indexer" else load(self, pool, keys, *more)
 
     patch.object(StoragePages, "load", load_others).start()
+
+
+def _forget_host_pool(name: str) -> None:
+    joined = host_pools._joined
+
+    def some_joined(group: str, kind: Any, pools: Mapping[str, Any]) -> Any:
+        return joined(group, kind, {other: pool for other, pool in pools.items() if other != name})
+
+    patch.object(host_pools, "_joined", some_joined).start()
 
 
 def load_one_more(name: str) -> None:

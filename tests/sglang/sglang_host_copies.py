@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from sglang.srt.mem_cache.memory_pool_host import DeepSeekV4PagedHostPool, DeepSeekV4StateHostPool
 from sglang.srt.mem_cache.pool_host import base, common
 from sglang.srt.mem_cache.pool_host.dsa import DSAIndexerPoolHost
 from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
@@ -27,6 +28,9 @@ def install() -> None:
         kind.backup_from_device_all_layer = _back_up
     DSAIndexerPoolHost.load_to_device_per_layer = _load_index
     DSAIndexerPoolHost.backup_from_device_all_layer = _back_up_index
+    for of_v4 in (DeepSeekV4PagedHostPool, DeepSeekV4StateHostPool):
+        of_v4.load_to_device_per_layer = _load_rows
+        of_v4.backup_from_device_all_layer = _back_up_rows
     MambaPoolHost.load_to_device_per_layer = _load_states
     MambaPoolHost.backup_from_device_all_layer = _back_up_states
 
@@ -66,6 +70,32 @@ def _index_rows(pool: Any, layer: int) -> torch.Tensor:
     """Returns the host's index keys of one layer, a row for each page."""
     index: torch.Tensor = pool.index_k_with_scale_buffer
     return index[layer] if pool.layout == "layer_first" else index[:, layer, 0]
+
+
+def _load_rows(
+    self: Any, _pool: Any, host: torch.Tensor, device: torch.Tensor, layer_id: int, _io: str, *, is_draft: bool = False
+) -> None:
+    _device_rows(self)[layer_id][self._to_page_indices(device)] = _host_rows(self, layer_id)[
+        self._to_page_indices(host.cpu())
+    ]
+
+
+def _back_up_rows(self: Any, _pool: Any, host: torch.Tensor, device: torch.Tensor, _io: str) -> None:
+    pages, own = self._to_page_indices(host.cpu()), self._to_page_indices(device)
+    for layer, rows in enumerate(_device_rows(self)):
+        _host_rows(self, layer)[pages] = rows[own]
+
+
+def _device_rows(pool: Any) -> list[torch.Tensor]:
+    """Returns the rows of each layer of a pool of DeepSeek V4, one of bytes for each page."""
+    if hasattr(pool, "device_page_views"):
+        return list(pool.device_page_views)
+    return [buffer.view(torch.uint8).flatten(1) for buffer in pool.device_buffers]
+
+
+def _host_rows(pool: Any, layer: int) -> torch.Tensor:
+    buffer: torch.Tensor = pool.kv_buffer[layer] if pool.layout == "layer_first" else pool.kv_buffer[:, layer]
+    return buffer.flatten(1)
 
 
 def _load_states(

@@ -7,9 +7,10 @@ from typing import Any, Final
 
 import torch
 
+from pagetier.client.engines.sglang.pools.host_pools import RIDES
 from sglang_untouched import Untouched
 
-_CACHED: Final = ("kv", "indexer", "swa", "mamba")  # an engine with other pools is refused
+_CACHED: Final = ("kv", "indexer", "swa", "mamba", *RIDES)  # an engine with other pools is refused
 
 
 class HostRows:
@@ -66,11 +67,13 @@ def _rows(pool: Any) -> list[torch.Tensor]:
     if hasattr(pool, "index_k_with_scale_buffer"):
         index = pool.index_k_with_scale_buffer
         return [index.movedim(1, 0) if pool.layout == "layer_first" else index]
+    if pool.kv_buffer is None or isinstance(pool.kv_buffer, list):  # of DeepSeek V4
+        return list(pool.kv_buffer or ())
     buffers = list(pool.kv_buffer) if hasattr(pool, "device_k_buffers") else [pool.kv_buffer]
     match pool.layout:
         case "layer_first":
             return [one.unflatten(1, (-1, pool.page_size)).movedim(1, 0) for one in buffers]
-        case "page_first":
+        case "page_first" if not hasattr(pool, "pool_name"):
             return [one.unflatten(0, (-1, pool.page_size)) for one in buffers]
         case _:
             return buffers

@@ -54,6 +54,7 @@ PIPELINES: Final = Division(
         Spec("mla", 16, ranks=1, stages=2, layout="page_first", layers=(3, 4)),
         Spec("dsa", 64, ranks=2, stages=2, layout="page_first"),
         Spec("dsa-fp8", 64, ranks=2, stages=2, layout="layer_first"),
+        Spec("dsv4", 256, ranks=2, stages=2, layout="page_first"),
     ),
 )
 
@@ -86,10 +87,6 @@ LAYERS: Final = Division(
 )
 
 NOT_IN_PIPELINES: Final = {
-    "DeepSeek V4": (
-        "the host pools deepseek_v4_c128, deepseek_v4_c4, deepseek_v4_c4_indexer, deepseek_v4_c4_indexer_state,"
-        " deepseek_v4_c4_state of HiCache are not known: use the linker, without --pp-size"
-    ),
     "DeepSeek V4.1": "DeepSeek-V4.1 does not support pipeline parallelism yet",
     "MiniMax-M3": "MiniMax-M3 sparse HiCache does not support pipeline parallelism",
     "draft models": "a draft model beside pipeline parallelism: leave --speculative-algorithm out",

@@ -9,6 +9,7 @@ import pytest
 
 from disk_daemon import DiskDaemon
 from eventually import eventually
+from pagetier.client.engines.sglang.pools.host_pools import RIDES
 from running_daemon import RunningDaemon
 from sglang_engine import SglangEngine
 from sglang_model import Spec, computed, whole
@@ -22,11 +23,13 @@ SPECS = [
     *(Spec(kind, 16, ranks=2, layout=layout) for kind in ("mla", "swa", "mamba") for layout in OF_KINDS[kind]),
     *(Spec(kind, page, ranks=1, layout="page_first") for kind in ("swa", "mamba") for page in (1, 64)),
     Spec("dsa", 64, ranks=2, layout="page_first_direct"),
+    Spec("dsv4", 256, ranks=1, layout="layer_first"),
+    Spec("dsv4", 256, ranks=2, layout="page_first_direct"),
 ]
 DRAFTS = [
     Spec(kind, 16, ranks=2, layout=layout, draft="packed") for kind in ("mha", "mla") for layout in OF_KINDS[kind]
-] + [Spec("dsa", 64, layout="page_first", draft="packed")]
-_PAGES = {1: 96, 16: 10, 64: 6}
+] + [Spec(kind, page, layout="page_first", draft="packed") for kind, page in (("dsa", 64), ("dsv4", 256))]
+_PAGES = {1: 96, 16: 10, 64: 6, 256: 4}
 _WAIT_S = 60.0
 
 
@@ -49,18 +52,19 @@ def test_a_prompt_has_the_same_bytes_in_this_engine_and_in_the_next(daemon: Disk
 @pytest.mark.parametrize("spec", DRAFTS, ids=lambda spec: spec.name)
 def test_packed_layers_of_a_draft_are_a_part_of_the_pages(daemon: DiskDaemon, spec: Spec) -> None:
     """All bytes of the model's and the draft's pools are compared, in this engine and in a new process, from disk."""
+    pages = min(8, _PAGES[spec.page])
     with SglangEngine(spec, daemon.socket) as engine:
         for number in (1, 2):
-            engine.insert(number, 8)
+            engine.insert(number, pages)
         engine.reset_with_host()
-        assert engine.restore(1, 8) == whole(spec, 8)
+        assert engine.restore(1, pages) == whole(spec, pages)
         assert not any(engine.leaked()) and "Traceback" not in engine.log, engine.log
     with SglangEngine(spec, daemon.socket, timeout=30.0) as other:
-        assert other.restore(2, 8) == whole(spec, 8)
+        assert other.restore(2, pages) == whole(spec, pages)
         daemon.save()
         daemon.flush("memory")
         other.reset_with_host()
-        assert other.restore(1, 8) == whole(spec, 8)
+        assert other.restore(1, pages) == whole(spec, pages)
 
 
 def test_index_keys_of_another_format_are_other_pages(daemon: DiskDaemon) -> None:
@@ -76,6 +80,15 @@ def test_index_keys_of_another_format_are_other_pages(daemon: DiskDaemon) -> Non
     linker = msgspec.structs.replace(spec, layout="")
     with SglangEngine(linker, daemon.socket) as engine:
         assert engine.restore(1, 4) == computed(linker)
+
+
+@pytest.mark.parametrize("name", ["swa", *RIDES])
+def test_a_forgotten_pool_of_deepseek_v4_is_noticed(daemon: DiskDaemon, name: str) -> None:
+    spec = Spec("dsv4", 256, layout="page_first")
+    with SglangEngine(spec, daemon.socket, forget=f"host {name}") as engine:
+        engine.insert(1, 4)
+        engine.reset_with_host()
+        assert [(one.loaded, one.equal) for one in engine.restore(1, 4)] == [(4 * spec.page, False)]
 
 
 @pytest.mark.parametrize("spec", [DRAFTS[1], DRAFTS[5]], ids=lambda spec: spec.name)

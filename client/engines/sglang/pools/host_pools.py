@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pagetier.client.engines.sglang.pools.device_pools import FULL, INDEX, STATE, WINDOW, DevicePool, variants_of
 from pagetier.client.engines.unsupported import UnsupportedError
-from pagetier.client.groups import FullAttention, Recurrent, SlidingWindow
+from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.registration import CacheGroup
 
 # One layer of a buffer as [pages, tokens, heads, elements], from the shape that each layout has.
@@ -17,9 +17,24 @@ _LAYERS: Final[Mapping[str, Callable[[Any, int, int], Any]]] = {
     "page_first_direct": lambda buffer, layer, page: buffer[:, layer],
     "page_head": lambda buffer, layer, page: buffer[:, :, :, layer].transpose(1, 2),
 }
+_ROWS: Final[Mapping[str, Callable[[Any, int], Any]]] = {
+    "layer_first": lambda buffer, layer: buffer[layer],
+    "page_first": lambda buffer, layer: buffer[:, layer],
+    "page_first_direct": lambda buffer, layer: buffer[:, layer, 0],
+}
 _STATE_LAYOUTS: Final = ("page_first", "page_first_direct")
+_UNKNOWN: Final = "the host pools {} of HiCache are not known: use the linker, without --pp-size"
 _SPARSE: Final = ("MLATokenToKVPoolHost", "DSAIndexerPoolHost", "DSATokenToKVPool")
 _INDEX_LAYOUTS: Final = ("layer_first", *_STATE_LAYOUTS)
+
+RIDES: Final[Mapping[str, str]] = {
+    "deepseek_v4_c4": FULL,
+    "deepseek_v4_c4_indexer": FULL,
+    "deepseek_v4_c128": FULL,
+    "deepseek_v4_c4_state": WINDOW,
+    "deepseek_v4_c4_indexer_state": WINDOW,
+}
+"""The host pools of DeepSeek V4 that have the indices of another one: their rows are a part of its pages."""
 
 
 def host_pools(pools: Mapping[str, Any], page: int, heads: Callable[[str], int]) -> tuple[DevicePool, ...]:
@@ -36,11 +51,11 @@ def host_pools(pools: Mapping[str, Any], page: int, heads: Callable[[str], int])
     Raises:
         UnsupportedError: A pool or its layout is not known.
     """
+    if type(pools[FULL]).__name__ == "LogicalHostPool":
+        return _compressed_pools(pools, page)
     known = {FULL, INDEX} if _is_sparse(pools) else {FULL, WINDOW, STATE}
     if unknown := sorted(pools.keys() - known):
-        raise UnsupportedError(
-            f"the host pools {', '.join(unknown)} of HiCache are not known: use the linker, without --pp-size"
-        )
+        raise UnsupportedError(_UNKNOWN.format(", ".join(unknown)))
     names = sorted(pools, key=(FULL, INDEX, WINDOW, STATE).index)
     return tuple(_described(name, pools, page, heads) for name in names)
 
@@ -48,6 +63,38 @@ def host_pools(pools: Mapping[str, Any], page: int, heads: Callable[[str], int])
 def layers_of(pool: Any, buffer: Any) -> list[Any]:
     """Returns each layer of a buffer as [pages, tokens, heads, elements]."""
     return [_LAYERS[pool.layout](buffer, layer, pool.page_size) for layer in range(pool.layer_num)]
+
+
+def _compressed_pools(pools: Mapping[str, Any], page: int) -> tuple[DevicePool, ...]:
+    """Returns the pools of DeepSeek V4: compressed tokens and their index keys, then windows and states.
+
+    The pool of full attention has no bytes. It gives the pages their indices.
+
+    Raises:
+        UnsupportedError: A pool has another format, which nothing but its name and the setting here would tell.
+    """
+    others = {name: pool for name, pool in pools.items() if name != FULL}
+    known = (name in (WINDOW, *RIDES) and _has_known_rows(pool, page) for name, pool in others.items())
+    if not all(known) or WINDOW not in others or FULL not in map(RIDES.get, others):
+        raise UnsupportedError(_UNKNOWN.format(", ".join(sorted(others))))
+    kinds = {FULL: FullAttention(page), WINDOW: SlidingWindow(page, page)}
+    return tuple(_joined(name, kind, others) for name, kind in kinds.items())
+
+
+def _has_known_rows(pool: Any, page: int) -> bool:
+    """Returns whether a pool of DeepSeek V4 has one row a page, in the layout "v4", which alone may move tokens."""
+    kind = type(pool).__name__
+    known = kind == "DeepSeekV4StateHostPool" or (kind == "DeepSeekV4PagedHostPool" and not pool.page_aligned_only)
+    return known and pool.page_size == page and pool.layout in _ROWS
+
+
+def _joined(name: str, kind: Group, pools: Mapping[str, Any]) -> DevicePool:
+    """Returns the rows of a pool and of those that ride on it."""
+    own = sorted(other for other in pools if RIDES.get(other, other) == name)
+    rows = [[_ROWS[pools[at].layout](pools[at].kv_buffer, layer)] for at in own for layer in range(pools[at].layer_num)]
+    group = CacheGroup(kv_caches=rows, layout="rows", kind=kind)
+    variants = [f"{at} {pools[at].layer_num}" for at in own]
+    return DevicePool(name, pools[own[0]], group, _own(len(rows)), kind.page_tokens, variants)
 
 
 def _is_sparse(pools: Mapping[str, Any]) -> bool:
@@ -68,8 +115,8 @@ def _described(name: str, pools: Mapping[str, Any], page: int, heads: Callable[[
 def _index(pool: Any, variants: Sequence[str]) -> DevicePool:
     """Returns the index keys of sparse attention, of which each layer that has some has one row a page."""
     _require_layout(pool, _INDEX_LAYOUTS)
-    buffer = pool.index_k_with_scale_buffer
-    rows = [[buffer[at] if pool.layout == "layer_first" else buffer[:, at, 0]] for at in range(pool.layer_num)]
+    layout = "layer_first" if pool.layout == "layer_first" else "page_first_direct"
+    rows = [[_ROWS[layout](pool.index_k_with_scale_buffer, layer)] for layer in range(pool.layer_num)]
     group = CacheGroup(kv_caches=rows, layout="rows", kind=FullAttention(pool.page_size))
     return DevicePool(INDEX, pool, group, _own(pool.layer_num), pool.page_size, variants)
 

@@ -22,6 +22,7 @@ from sglang.srt.observability.metrics_collector import StorageMetrics
 
 from pagetier.client.engines.sglang.engine.batch_hook import measure_batches
 from pagetier.client.engines.sglang.engine.batch_times import ReportsBatches
+from pagetier.client.engines.sglang.pools.host_pools import RIDES
 from pagetier.client.engines.sglang.storage.pages import Restorable, StoragePages
 from pagetier.client.engines.unsupported import log_unsupported
 
@@ -104,11 +105,11 @@ class PagetierStorage(HiCacheStorage, ReportsBatches):
 
     def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
         """Loads pages into the host pools, and returns which were loaded."""
-        return {transfer.name: self._load_pool(transfer, extra_info) for transfer in transfers}
+        return self._by_pool(self._load_pool, transfers, extra_info)
 
     def batch_set_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
         """Stores pages of the host pools, and returns which were not rejected."""
-        return {transfer.name: self._store_pool(transfer, extra_info) for transfer in transfers}
+        return self._by_pool(self._store_pool, transfers, extra_info)
 
     def exists(self, key: str) -> bool:
         """Returns whether any tier has a page."""
@@ -161,6 +162,15 @@ class PagetierStorage(HiCacheStorage, ReportsBatches):
         pages, self._pages = self._pages, None
         if pages is not None:
             self._safely(None, pages.close)
+
+    def _by_pool(
+        self, copy: Callable[[Any, Any], list[bool]], transfers: Sequence[Any], extra: Any
+    ) -> dict[Any, list[bool]]:
+        """Copies the pages of each pool once. A pool that rides on another one is copied with it."""
+        copied = {one.name: copy(one, extra) for one in transfers if one.name.value not in RIDES}
+        names = {name.value: pages for name, pages in copied.items()}
+        riding = (one for one in transfers if one.name.value in RIDES)
+        return copied | {one.name: names.get(RIDES[one.name.value], [True] * len(one.keys or ())) for one in riding}
 
     def _load_pool(self, transfer: Any, extra: Any) -> list[bool]:
         pages, keys = self._pages, transfer.keys or []

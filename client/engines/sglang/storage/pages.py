@@ -16,6 +16,7 @@ from pagetier.client.engines.sglang.engine.batch_times import BatchTimes
 from pagetier.client.engines.sglang.engine.tier_counts import by_tier
 from pagetier.client.engines.sglang.pools.device_pools import FULL, STATE
 from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup, hashes_of
+from pagetier.client.engines.sglang.pools.host_pools import RIDES
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.keys import Keys
@@ -106,6 +107,7 @@ class StoragePages:
         groups = self._opened()
         if groups is None:
             return Restorable()
+        transfers = [one for one in transfers if one.name.value not in RIDES]
         asked = _keys(groups[FULL], keys, extra)
         prompt = _group_keys(groups, asked, hashes_of(keys), transfers)
         with self._client.find_groups(prompt) as found:
