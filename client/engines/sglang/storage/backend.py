@@ -14,7 +14,7 @@ returned, so that each call has a time limit. No method raises an exception.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, ParamSpec, TypeVar
 
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolName, PoolTransferResult
@@ -167,10 +167,10 @@ class PagetierStorage(HiCacheStorage, ReportsBatches):
         self, copy: Callable[[Any, Any], list[bool]], transfers: Sequence[Any], extra: Any
     ) -> dict[Any, list[bool]]:
         """Copies the pages of each pool once. A pool that rides on another one is copied with it."""
-        copied = {one.name: copy(one, extra) for one in transfers if one.name.value not in RIDES}
-        names = {name.value: pages for name, pages in copied.items()}
-        riding = (one for one in transfers if one.name.value in RIDES)
-        return copied | {one.name: names.get(RIDES[one.name.value], [True] * len(one.keys or ())) for one in riding}
+        own = [one for one in transfers if one.name.value not in RIDES]
+        copied = {one.name: copy(one, extra) for one in own}
+        keys = {one.name.value: (one.keys, copied[one.name]) for one in own}
+        return {one.name: copied[one.name] if one.name in copied else _copied_with(one, keys) for one in transfers}
 
     def _load_pool(self, transfer: Any, extra: Any) -> list[bool]:
         pages, keys = self._pages, transfer.keys or []
@@ -190,3 +190,15 @@ class PagetierStorage(HiCacheStorage, ReportsBatches):
         except Exception:
             log.exception("pagetier: %s failed, its pages are misses", getattr(call, "__name__", call))
             return failed
+
+
+def _copied_with(riding: Any, copied: Mapping[str, tuple[Any, list[bool]]]) -> list[bool]:
+    """Returns which pages of a pool that rides on another one were copied with that one, by its keys and pages.
+
+    SGLang copies pages of full attention with a call of their own, and counts a page only if that has copied it.
+    """
+    on, none = RIDES.get(riding.name.value), [False] * len(riding.keys or ())
+    if on == PoolName.KV.value:
+        return [True] * len(none)
+    keys, pages = copied.get(str(on), (None, none))
+    return pages if keys == riding.keys else none
