@@ -49,6 +49,7 @@ def served(place: Path) -> Iterator[Document]:
     flags = ("--set", f"http.listen={place}", "--set", "disk.budget=1GiB")
     with write_through(*flags) as daemon, daemon.client(name=HOSTILE[:30]) as client:
         daemon.wait_open()
+        assert request(place, "GET", "/").status == 200, "the last hour begins with the process that answers"
         spaces = namespace(), Namespace(model=HOSTILE, dtype="float32", page_tokens=16)
         for space in spaces:
             serve(client, space.keys(range(16 * 4)))
