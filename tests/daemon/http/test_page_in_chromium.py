@@ -15,6 +15,7 @@ import pytest
 
 from chromium import CHROMIUM, Tab, chromium
 from free_ports import free_ports
+from http_calls import request
 from lookup_advice import advice_after, serve
 from own_host import ROOT
 from pagetier.client import Namespace
@@ -58,6 +59,7 @@ def page_of_a_daemon(folder: Path) -> Iterator[str]:
     (port,) = free_ports(1)
     flags = ("--set", f"http.listen={port}", "--set", f"http.token_file={file}")
     with RunningDaemon("8MiB", "64KiB", *flags) as daemon, daemon.client(name="<b>engine</b>") as client:
+        assert request(port, "GET", "/healthz").status == 200, "the last hour begins with the process that answers"
         for _ in range(2):
             serve(client, SPACE.keys(range(16 * 4)))
         advice_after(daemon, 2)
