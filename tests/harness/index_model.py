@@ -97,8 +97,9 @@ class Model:
         return found
 
     def stamp(self, page: Page, now: int, from_tail: int) -> None:
-        page.tick = (now, from_tail)
-        self.blurred.discard(page.serial)
+        """Records a use. One that is before the last, of a page that a call names twice, may not change the order."""
+        fell, page.tick = page.tick > (now, from_tail), (now, from_tail)
+        (self.blurred.add if fell else self.blurred.discard)(page.serial)
 
     def tick(self) -> int:
         self.now += 1
