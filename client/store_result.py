@@ -86,6 +86,8 @@ class StoreResult(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         why = f": {self.reason}" if self.reason else ""
+        if not self.codes:
+            return f"<StoreResult of no full page{why}>"
         left_out = f", {self.left_out} left out" if self.left_out else ""
         return (
             f"<StoreResult {self.stored} stored, {self.present} present, {self.pending} pending,"

@@ -192,6 +192,16 @@ def test_a_prompt_without_a_full_page_is_no_error(engine: Engine) -> None:
     assert engine.cache.load(engine.cache.match([]), READ, strict=True) == 0
 
 
+def test_a_store_of_no_full_page_says_so(client: Client, tmp_path: Path) -> None:
+    """The counts, all of them 0, say neither that nothing was stored nor why."""
+    caches = np.zeros((1, 2, 8, 16, 1, 8), np.float16)
+    cache = client.register(caches, layout="flash_attention", model="short", page_tokens=64)
+    assert repr(cache.store(range(63), range(4))) == "<StoreResult of no full page>"
+    with Client(tmp_path / "none.sock", timeout=0) as alone:
+        absent = alone.register(caches, layout="flash_attention", model="short", page_tokens=64)
+        assert repr(absent.store(range(63), range(4))).startswith("<StoreResult of no full page: ")
+
+
 def test_keys_of_another_cache_are_rejected(engine: Engine, client: Client) -> None:
     other = Engine(client, "host")
     with pytest.raises(ValueError, match="were given to the cache of"):
