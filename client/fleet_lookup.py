@@ -88,7 +88,7 @@ class _GroupQuestion(msgspec.Struct, frozen=True, eq=False):
     """
 
     pages: dict[bytes, int]
-    spaces: list[int]
+    spaces: array[int]
     table: tuple[Space, ...]
     groups: tuple[_AskedGroup, ...]
     ends: int
@@ -179,9 +179,9 @@ def request_location(attachment: Attachment, match: GroupMatch, timeout: float) 
     session = attachment.session
     if session is None or not session.asks_fleet:
         nothing = locate_pages(attachment, b"", (), timeout)
-        return Location(nothing, match, _GroupQuestion({}, [], (), (), 0), session)
+        return Location(nothing, match, _GroupQuestion({}, array("I"), (), (), 0), session)
     question = _question_of(match)
-    pages = pages_to_find(question.keys, array("I", question.spaces))
+    pages = pages_to_find(question.keys, question.spaces)
     return Location(locate_pages(attachment, pages, question.table, timeout), match, question, session)
 
 
@@ -206,7 +206,7 @@ def _question_of(match: GroupMatch) -> _GroupQuestion:
     """
     ends = _end_of_question(match)
     pages: dict[bytes, int] = {}
-    spaces: list[int] = []
+    spaces = array("I")
     table: dict[Space, int] = {}
     groups = []
     for asked in sorted(match.groups, key=lambda one: -one.group.needs):
@@ -214,7 +214,7 @@ def _question_of(match: GroupMatch) -> _GroupQuestion:
         keys = asked.keys[first : ends // asked.group.page_tokens]
         numbers = np.fromiter((pages.setdefault(key, len(pages)) for key in keys), np.intp, len(keys))
         groups.append(_AskedGroup(asked, first, numbers))
-        spaces += [table.setdefault(space_of(keys), len(table))] * (len(pages) - len(spaces))
+        spaces.extend([table.setdefault(space_of(keys), len(table))] * (len(pages) - len(spaces)))
     return _GroupQuestion(pages, spaces, tuple(table), tuple(groups), ends)
 
 

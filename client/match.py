@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pagetier.client.keys import Keys, require_keys
 from pagetier.shm._core import Pins, miss
-from pagetier.shm.page_rows import PAGE_SERIALS
+from pagetier.shm.page_rows import PAGE_ENTRIES, PAGE_SERIALS
 from pagetier.shm.row_arrays import sizes_of
 
 
@@ -34,6 +34,11 @@ class MatchHandle(msgspec.Struct, frozen=True):
 
     def __len__(self) -> int:
         return PAGE_SERIALS.count(self.serials)
+
+    def first(self, count: int) -> MatchHandle:
+        """Returns a handle of the first pages."""
+        entries, serials = PAGE_ENTRIES.part(self.entries, 0, count), PAGE_SERIALS.part(self.serials, 0, count)
+        return MatchHandle(self.segments_id, self.page_tokens, entries, serials)
 
     def __repr__(self) -> str:
         return f"<MatchHandle of {len(self)} pages>"

@@ -196,6 +196,7 @@ class ColumnType:
 PAGE_KEYS: Final = ColumnType(KEY_BYTES)
 PAGE_SIZES: Final = ColumnType(8)
 PAGE_SERIALS: Final = ColumnType(8)
+PAGE_ENTRIES: Final = ColumnType(4)
 PAGE_SLOTS: Final = ColumnType(4)
 PAGE_REQUESTS: Final = RowType(PAGE_REQUEST_LAYOUT, PageRequest)
 PAGE_ANSWERS: Final = RowType(PAGE_ANSWER_LAYOUT, PageAnswer)

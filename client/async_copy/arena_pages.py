@@ -15,6 +15,8 @@ from pagetier.kernels.layout.frames import Arena, Frames, frames_of
 from pagetier.kernels.layout.tables import row_bytes
 from pagetier.kernels.layout.transfer import Transfer
 from pagetier.shm._core import Pins, Session
+from pagetier.shm.page_rows import PAGE_ENTRIES, PAGE_SERIALS
+from pagetier.shm.row_arrays import entries_of, sizes_of
 
 Indices = npt.NDArray[np.intp]
 
@@ -80,11 +82,13 @@ def pinned_source(session: Session | None, match: Match | MatchHandle, transfer:
 
 def _pinned(session: Session, match: Match | MatchHandle, transfer: Transfer, first: int) -> Source:
     last = first + len(transfer.slots)
-    pins = session.repin(Pins, None, match.entries[4 * first : 4 * last], match.serials[8 * first : 8 * last])
+    pins = session.repin(
+        Pins, None, PAGE_ENTRIES.part(match.entries, first, last), PAGE_SERIALS.part(match.serials, first, last)
+    )
     skips = transfer.slots.skips[: len(pins)]
-    other = (np.frombuffer(pins.sizes, np.uint64) != transfer.page_bytes) & ~skips
+    other = (sizes_of(pins.sizes) != transfer.page_bytes) & ~skips
     count = int(other.argmax()) if other.any() else len(pins)
-    entries = np.frombuffer(pins.entries, np.uint32)[:count]
+    entries = entries_of(pins.entries)[:count]
     named = [None if skip else entry for entry, skip in zip(entries.tolist(), skips.tolist(), strict=False)]
     frames = located(session, named, transfer.page_bytes)
     slots = transfer.slots.some(0, len(frames.table))
@@ -103,7 +107,7 @@ def located(session: Session, entries: Iterable[int | None], page_bytes: int) ->
     """
     arena = Arena(session.arena_address, session.arena_bytes, session.frame_bytes, session)
     count = -(-page_bytes // arena.frame_bytes)
-    empty = bytes(4 * count)
+    empty = np.zeros(count, np.int32).tobytes()
     rows = [empty if entry is None else session.frames(entry) for entry in entries]
     valid = len(rows)
     if not set(map(len, rows)) <= {len(empty)}:

@@ -9,6 +9,8 @@ import msgspec
 import numpy as np
 
 from pagetier.shm._core import KEY_BYTES
+from pagetier.shm.page_rows import PAGE_KEYS
+from pagetier.shm.row_arrays import flags_of
 
 _LOCATED_AT_ONCE: Final = 16384  # pages of a sweep, about 3 ms: the scheduler waits for it
 
@@ -72,7 +74,8 @@ class EventTable(Generic[P]):
 
     def learn(self, key: bytes, page: P) -> None:
         """Adds a page, which will be located. `key` has the keys of all shares."""
-        if key[:KEY_BYTES] in self._rows:
+        shares = PAGE_KEYS.split(key)
+        if shares[0] in self._rows:
             return
         if len(self._pages) < self._limit:
             row = len(self._pages)
@@ -81,19 +84,19 @@ class EventTable(Generic[P]):
             self._pages.append(page)
         elif self._absent:  # routers know nothing of such a page, so that it can be forgotten without an event
             row = next(iter(self._absent))
-            for share in _keys_in(self._key(row)):
+            for share in PAGE_KEYS.split(self._key(row)):
                 del self._rows[share]
             self._keys[row * self._row_bytes : (row + 1) * self._row_bytes] = key
             self._pages[row] = page
         else:
             return
-        self._rows.update((share, row) for share in _keys_in(key))
+        self._rows.update((share, row) for share in shares)
         self._changed.add(row)
         self._put_last(row)  # as a page in no tier: the first update() announces where it is
 
     def touch(self, keys: bytes) -> None:
         """Lets these pages be located, as far as they are known."""
-        rows = map(self._rows.get, _keys_in(keys))
+        rows = map(self._rows.get, PAGE_KEYS.split(keys))
         self._changed.update(row for row in rows if row is not None)
 
     def sweep(self) -> None:
@@ -139,13 +142,13 @@ class EventTable(Generic[P]):
         if not rows:
             return
         located = self._located(locator, bytes(self._keys[rows.start * self._row_bytes : rows.stop * self._row_bytes]))
-        believed = np.frombuffer(bytes(self._tiers[rows.start : rows.stop]), np.uint8)
-        different = np.flatnonzero(np.frombuffer(located, np.uint8) != believed).tolist()
+        believed = flags_of(self._tiers[rows.start : rows.stop])
+        different = np.flatnonzero(flags_of(located) != believed).tolist()
         yield from self._differences((rows[at] for at in different), bytes(located[at] for at in different), assumed)
 
     def _located(self, locator: Locator, keys: bytes) -> bytes:
         """Returns the tiers in which each page has all of its shares."""
-        tiers = np.frombuffer(locator.locate(keys), np.uint8).reshape(-1, self._shares)
+        tiers = flags_of(locator.locate(keys)).reshape(-1, self._shares)
         return bytes(np.bitwise_and.reduce(tiers, axis=1))
 
     def _differences(self, rows: Iterable[int], located: bytes, assumed: int) -> Iterator[Change[P]]:
@@ -174,8 +177,3 @@ class EventTable(Generic[P]):
 
     def _key(self, row: int) -> bytes:
         return bytes(self._keys[row * self._row_bytes : (row + 1) * self._row_bytes])
-
-
-def _keys_in(keys: bytes) -> Iterator[bytes]:
-    """Yields the keys one by one."""
-    return (keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES))

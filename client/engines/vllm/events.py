@@ -15,7 +15,7 @@ from pagetier.client.engines.events.page_runs import runs_of
 from pagetier.client.engines.events.table import Change
 from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.request_state import RequestState
-from pagetier.shm._core import KEY_BYTES, TierFlag
+from pagetier.shm._core import TierFlag
 
 MEDIA: Final = {TierFlag.MEMORY: "CPU", TierFlag.DISK: "STORAGE"}
 """The medium of each tier. Routers take an unknown one for a GPU."""
@@ -88,7 +88,7 @@ class VllmEvents:
         for at, group in enumerate(tracked.groups[:groups]):
             pages, shares = len(hashes) // group.hashes, tracked.keys[at::groups]
             for page in range(tracked.learned_hashes // group.hashes, min(pages, *map(len, shares))):
-                key = b"".join(keys.data[page * KEY_BYTES : (page + 1) * KEY_BYTES] for keys in shares)
+                key = b"".join(keys[page] for keys in shares)
                 self._changes.learn(key, _known_page(tracked.request, at, page, group))
         tracked.learned_hashes = len(hashes)
 

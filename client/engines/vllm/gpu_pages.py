@@ -20,7 +20,7 @@ from pagetier.client.engines.vllm.messages import StoreCommand
 from pagetier.client.engines.vllm.request_state import RequestState
 from pagetier.client.engines.vllm.store_planner import store_commands
 from pagetier.client.groups import FullAttention
-from pagetier.shm._core import KEY_BYTES
+from pagetier.shm.page_rows import PAGE_KEYS
 
 log = logging.getLogger("vllm.pagetier")
 
@@ -129,8 +129,7 @@ class GpuPages:
     def _remember(self, command: StoreCommand) -> int:
         """Remembers pages up to the first one that vLLM does not cache. Returns their number."""
         before, size = command.before or b"", len(command.blocks) // command.pages
-        for at in range(command.pages):
-            key = command.keys[at * KEY_BYTES : (at + 1) * KEY_BYTES]
+        for at, key in enumerate(PAGE_KEYS.split(command.keys)):
             blocks = command.blocks[at * size : (at + 1) * size]
             content = self._content_of(blocks)
             if None in content:
@@ -238,7 +237,7 @@ def _rest_of(command: StoreCommand, pages: int) -> StoreCommand:
     return msgspec.structs.replace(
         command,
         first=command.first + pages,
-        keys=command.keys[pages * KEY_BYTES :],
+        keys=PAGE_KEYS.part(command.keys, pages, command.pages),
         blocks=command.blocks[pages * len(command.blocks) // command.pages :],
-        before=command.keys[(pages - 1) * KEY_BYTES : pages * KEY_BYTES],
+        before=PAGE_KEYS.part(command.keys, pages - 1, pages),
     )

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from pagetier.client.engines.vllm.messages import GroupLoad, LoadCommand
 from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.request_state import PinnedHit, RequestState
 from pagetier.client.match import Match, MatchHandle
+from pagetier.shm.row_arrays import entries_of, serials_of
 
 
 def load_command(
@@ -58,6 +57,5 @@ def handle_of(match: Match, pages: Sequence[int]) -> MatchHandle:
     whole = match.to_handle()
     if not len(whole):
         return whole
-    entries = np.frombuffer(whole.entries, np.uint32)[list(pages)]
-    serials = np.frombuffer(whole.serials, np.uint64)[list(pages)]
+    entries, serials = entries_of(whole.entries)[list(pages)], serials_of(whole.serials)[list(pages)]
     return MatchHandle(whole.segments_id, whole.page_tokens, entries.tobytes(), serials.tobytes())

@@ -18,7 +18,7 @@ from pagetier.client.engines.vllm.messages import StoreCommand
 from pagetier.client.engines.vllm.request_state import RequestState
 from pagetier.client.groups import FullAttention
 from pagetier.client.keys import Keys
-from pagetier.shm._core import KEY_BYTES
+from pagetier.shm.page_rows import PAGE_KEYS
 
 
 def take_blocks(tracked: Mapping[str, RequestState], output: Any) -> set[int]:
@@ -158,9 +158,9 @@ def _command(
     one: RequestState, at: int, first: int, keys: Keys, blocks: tuple[int, ...], *, retains_blocks: bool = False
 ) -> StoreCommand:
     """Returns the command for the pages from `first` on. `keys` are those of all pages."""
-    begin, end = first * KEY_BYTES, (first + len(blocks) // one.groups[at].blocks) * KEY_BYTES
-    before = keys.data[max(0, begin - KEY_BYTES) : begin] if isinstance(one.groups[at].kind, FullAttention) else None
-    data, salt = keys.data[begin:end], keys.namespace.salt
+    group = one.groups[at]
+    before = PAGE_KEYS.part(keys.data, max(0, first - 1), first) if isinstance(group.kind, FullAttention) else None
+    data, salt = PAGE_KEYS.part(keys.data, first, first + len(blocks) // group.blocks), keys.namespace.salt
     return StoreCommand(one.request.request_id, at, first, data, blocks, salt, retains_blocks, before=before)
 
 

@@ -15,6 +15,7 @@ from pagetier.client.engines.events.page_runs import runs_of
 from pagetier.client.engines.events.table import Change
 from pagetier.client.hashing import mixed_into
 from pagetier.shm._core import KEY_BYTES, TierFlag
+from pagetier.shm.page_rows import PAGE_KEYS
 
 MEDIA: Final = {TierFlag.MEMORY: "CPU_PINNED", TierFlag.DISK: "DISK"}
 """The medium of each tier. Routers take an unknown one for a GPU."""
@@ -78,8 +79,7 @@ class SglangEvents:
 
     def _connect(self, digest: bytes, hashes: bytes) -> None:
         numbers: list[int] = np.frombuffer(hashes, ">i8")[:: KEY_BYTES // 8].tolist()
-        for at, number in enumerate(numbers):
-            whole = hashes[at * KEY_BYTES : (at + 1) * KEY_BYTES]
+        for number, whole in zip(numbers, PAGE_KEYS.split(hashes), strict=True):
             page = self._pages.get(number)
             if page is not None:
                 self._changes.learn(mixed_into(whole, digest), page)

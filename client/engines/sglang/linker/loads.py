@@ -152,12 +152,10 @@ def _joined(pages: Sequence[GroupPages]) -> Match | MatchHandle:
     """Returns the first pages of several matches as one. Empty if they are in different segments."""
     if len(pages) == 1:
         return pages[0].match
-    handles = [one.match.to_handle() for one in pages]
-    counts = [len(one.blocks) for one in pages]
-    entries = b"".join(one.entries[: 4 * count] for one, count in zip(handles, counts, strict=True))
-    serials = b"".join(one.serials[: 8 * count] for one, count in zip(handles, counts, strict=True))
+    handles = [one.match.to_handle().first(len(one.blocks)) for one in pages]
     if len({one.segments_id for one in handles}) > 1:
         return MatchHandle(0, handles[0].page_tokens, b"", b"")
+    entries, serials = b"".join(one.entries for one in handles), b"".join(one.serials for one in handles)
     return MatchHandle(handles[0].segments_id, handles[0].page_tokens, entries, serials)
 
 

@@ -21,7 +21,7 @@ from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindo
 from pagetier.client.match import Match, MatchHandle
 from pagetier.client.session_lookups import adopt
 from pagetier.shm import clock
-from pagetier.shm._core import KEY_BYTES
+from pagetier.shm.page_rows import PAGE_KEYS
 
 _MOST_LENGTHS: Final = 64
 """The most lengths of a hybrid model that are looked up for one request."""
@@ -200,7 +200,7 @@ class Lookups:
                 return self._client.match(self._groups[0].keys(hashes))
             return self._client.match_groups(self._group_keys(hashes, pools))
         hit = before.hits[0] if alone and before.hits and before.hashes == hashes else None
-        if hit is not None and hit.matches[0].asked * KEY_BYTES == len(hashes) and self._is_mapped(hit):
+        if hit is not None and hit.matches[0].asked == PAGE_KEYS.count(hashes) and self._is_mapped(hit):
             return hit.matches[0].again()
         return self._client.find_groups(self._group_keys(hashes, pools))
 

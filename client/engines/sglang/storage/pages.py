@@ -25,9 +25,9 @@ from pagetier.client.session_lookups import count_lookup, find, sample_lookup
 from pagetier.client.store_result import Outcome
 from pagetier.kernels.layout.slot_map import SlotMap
 from pagetier.shm import clock
-from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.clock import Deadline
 from pagetier.shm.protocol import Prompt
+from pagetier.shm.row_arrays import flags_of
 
 _TRAILING: Final = "trailing_pages"
 _MOST_BATCHES: Final = 4096  # between two reports
@@ -191,7 +191,7 @@ class StoragePages:
     def _located(self, keys: Keys) -> npt.NDArray[np.uint8]:
         """Returns the TierFlag of each page."""
         session = self._client.session
-        return np.frombuffer(session.locate(keys.data) if session is not None else bytes(len(keys)), np.uint8)
+        return flags_of(session.locate(keys.data) if session is not None else bytes(len(keys)))
 
 
 def _counted(batches: deque[CopiedBatch], group: EngineGroup, pages: int, began: float) -> int:
@@ -249,7 +249,7 @@ def _keys(group: EngineGroup, hashes: Sequence[str], extra: Any) -> Keys:
     before = getattr(extra, "prefix_keys", None)
     if not before or not keys.prompts:
         return keys
-    last = group.keys(hashes_of(before[-1:])).data[-KEY_BYTES:]
+    (last,) = group.keys(hashes_of(before[-1:]))
     return Keys(keys.namespace, keys.data, (Prompt(0, last, len(before)),))
 
 
