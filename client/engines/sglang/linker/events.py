@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
-import numpy as np
 
 from pagetier.client.engines.events.changes import LocationChanges
 from pagetier.client.engines.events.idle_publisher import StepOrder
 from pagetier.client.engines.events.page_runs import runs_of
 from pagetier.client.engines.events.table import Change
 from pagetier.client.hashing import mixed_into
-from pagetier.shm._core import KEY_BYTES, TierFlag
+from pagetier.shm._core import TierFlag
 from pagetier.shm.page_rows import PAGE_KEYS
 
 MEDIA: Final = {TierFlag.MEMORY: "CPU_PINNED", TierFlag.DISK: "DISK"}
@@ -22,6 +22,7 @@ MEDIA: Final = {TierFlag.MEMORY: "CPU_PINNED", TierFlag.DISK: "DISK"}
 
 _GPU: Final = "GPU"
 _MOST_WAITING: Final = 1 << 16
+_NUMBER: Final = struct.Struct(">q")  # SGLang's hash in events is the begin of its whole hash
 
 _V = TypeVar("_V")
 
@@ -78,8 +79,8 @@ class SglangEvents:
             self._connect(digest, hashes)
 
     def _connect(self, digest: bytes, hashes: bytes) -> None:
-        numbers: list[int] = np.frombuffer(hashes, ">i8")[:: KEY_BYTES // 8].tolist()
-        for number, whole in zip(numbers, PAGE_KEYS.split(hashes), strict=True):
+        for whole in PAGE_KEYS.split(hashes):
+            (number,) = _NUMBER.unpack_from(whole)
             page = self._pages.get(number)
             if page is not None:
                 self._changes.learn(mixed_into(whole, digest), page)
