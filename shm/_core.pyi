@@ -295,7 +295,7 @@ class ClaimedSlots(NamedTuple):
 
     Attributes:
         wrong: The keys of records that are damaged or name slots that do not exist.
-        losers: The serials of records of which a newer one names a slot, too.
+        losers: The marks of writes of whose records a newer one names a slot, too.
         beyond: How many of the wrong ones are not damaged.
         newest: The newest serial of a valid record, 0 if there is none.
     """
@@ -538,8 +538,9 @@ def claim_slots(records: _Records, slot_bytes: int, owners: Array, /) -> Claimed
     Args:
         records: Records of the files store.
         slot_bytes: The bytes of a slot.
-        owners: The serial of the write that owns each slot, 0 for a free one (u64). Changed: a slot that several
-            records name gets the newest one of them, and may keep that of a loser.
+        owners: The mark of the write that owns each slot, 0 for a free one (u32). Changed: a slot that several
+            records name gets that of the newest one of them, and may keep that of a loser. A mark is the serial of the
+            write, beginning again with 1 after 2^32 - 1.
     """
 
 def compresses_fast() -> bool:

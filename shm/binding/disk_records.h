@@ -103,19 +103,19 @@ static PyObject *stored_pages(PyObject *module, PyObject *args)
 
 /* What the records of a list say of the slots. */
 typedef struct {
-    PyObject *wrong, *losers; /* lists of keys and of serials */
-    uint64_t *owners;
+    PyObject *wrong, *losers; /* lists of keys and of marks */
+    uint32_t *owners;
     uint64_t slots, slot_bytes, beyond, newest;
 } slot_owners;
 
 /* Adds the writes that own slots of a claim to the losers, each at least once. Returns false with an exception set. */
 static bool add_owners(slot_owners *s, const pt_claim *claim)
 {
-    uint64_t last = 0;
+    uint32_t last = 0;
     for (size_t i = 0; i < claim->slots.count; i++) {
         pt_disk_extent extent = pt_extent_at(&claim->slots, i);
-        for (const uint64_t *owner = s->owners + extent.first; extent.frames; extent.frames--, owner++) {
-            if (*owner && *owner != last && !append_new(s->losers, PyLong_FromUnsignedLongLong(*owner)))
+        for (const uint32_t *owner = s->owners + extent.first; extent.frames; extent.frames--, owner++) {
+            if (*owner && *owner != last && !append_new(s->losers, PyLong_FromUnsignedLong(*owner)))
                 return false;
             last = *owner;
         }
@@ -129,9 +129,9 @@ static bool settle(slot_owners *s, const pt_claim *claim)
     s->newest = s->newest < claim->serial ? claim->serial : s->newest;
     if (pt_take_free(s->owners, claim))
         return true;
-    uint64_t other = pt_newest_owner(s->owners, claim);
-    if (other > claim->serial)
-        return append_new(s->losers, PyLong_FromUnsignedLongLong(claim->serial));
+    uint32_t other = pt_newest_owner(s->owners, claim);
+    if (other && pt_is_newer(other, claim->mark))
+        return append_new(s->losers, PyLong_FromUnsignedLong(claim->mark));
     if (other && !add_owners(s, claim))
         return false;
     pt_take_slots(s->owners, claim);

@@ -13,6 +13,7 @@ from pagetier.tiers.disk import file_format
 from pagetier.tiers.disk.file_format import Header, RecordError
 
 CHECK_BYTES: Final = 8
+_MARKS: Final = (1 << 32) - 1
 _FORMATS: Final = (file_format.FORMAT, file_format.COMPRESSED_FORMAT)
 
 
@@ -32,3 +33,8 @@ def unpack_record(key: bytes, value: bytes | memoryview) -> Header:
 def check_of(key: bytes, body: bytes | memoryview) -> bytes:
     """Returns the checksum of a record, which follows its body."""
     return xxhash.xxh3_64_digest(key + body)
+
+
+def mark_of(serial: int) -> int:
+    """Returns the mark that a write gives its slots, which is not 0; pt_mark() of the core is the same."""
+    return serial % _MARKS or _MARKS

@@ -14,19 +14,21 @@ from pagetier.tiers.base import StoredPages
 from pagetier.tiers.disk import reader
 from pagetier.tiers.disk.environment import Environment
 from pagetier.tiers.disk.file_format import HEADER_BYTES
+from pagetier.tiers.frame_files.records import mark_of
 
 _SERIAL_AT: Final = HEADER_BYTES - 16  # in a record
-_Words: TypeAlias = npt.NDArray[np.uint64]
+_Marks: TypeAlias = npt.NDArray[np.uint32]
 
 
 class SlotOwners(msgspec.Struct, frozen=True):
     """What the records say: the owners of the slots, the pages, and the keys of records that must be dropped.
 
-    Of two records that name one slot, the older one must: it is a leaf of LMDB that the disk returned as it was before.
-    `beyond` of the dropped ones are valid, and name slots that the files do not have.
+    `owners` has the mark of the write that owns each slot, 0 for a free one. Of two records that name one slot, the
+    older one must be dropped: it is a leaf of LMDB that the disk returned as it was before. `beyond` of the dropped
+    ones are valid, and name slots that the files do not have.
     """
 
-    owners: _Words
+    owners: _Marks
     wrong: list[bytes]
     next_serial: int
     beyond: int
@@ -35,7 +37,7 @@ class SlotOwners(msgspec.Struct, frozen=True):
 
 def find_owners(environment: Environment, slots: int) -> SlotOwners:
     """Returns what all records say; those of slots beyond `slots` are wrong. Raises lmdb.Error."""
-    owners, losers = np.zeros(slots, np.uint64), set[int]()
+    owners, losers = np.zeros(slots, np.uint32), set[int]()
     wrong: list[bytes] = []
     pages: list[StoredPages] = []
     newest = beyond = 0
@@ -46,15 +48,19 @@ def find_owners(environment: Environment, slots: int) -> SlotOwners:
         losers.update(claimed.losers)
         newest, beyond = max(newest, claimed.newest), beyond + claimed.beyond
     if losers:
-        owners[np.isin(owners, np.array(sorted(losers), np.uint64))] = 0
+        owners[np.isin(owners, np.array(sorted(losers), np.uint32))] = 0
         wrong += _keys_of(environment, losers)
     return SlotOwners(owners, wrong, newest + 1, beyond, pages)
 
 
-def _keys_of(environment: Environment, serials: Container[int]) -> list[bytes]:
+def _keys_of(environment: Environment, marks: Container[int]) -> list[bytes]:
     return [
         key
         for records in reader.all_records(environment)
         for key, value in records
-        if len(value) >= HEADER_BYTES and int.from_bytes(value[_SERIAL_AT : _SERIAL_AT + 8], "little") in serials
+        if len(value) >= HEADER_BYTES and _mark_in(value) in marks
     ]
+
+
+def _mark_in(value: bytes) -> int:
+    return mark_of(int.from_bytes(value[_SERIAL_AT : _SERIAL_AT + 8], "little"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -11,28 +13,27 @@ import numpy.typing as npt
 
 from pagetier.shm.safe_event import SafeCondition
 from pagetier.tiers.disk.file_format import FrameExtent
+from pagetier.tiers.frame_files.records import mark_of
 
 _WINDOW: Final = 1 << 14  # slots examined at once
-_MARKS: Final = (1 << 32) - 1
+_CHOICE: Final = 4  # times as many free slots as are taken are looked at: in 8 times as many were hardly more long rows
 Slots = npt.NDArray[np.int64]
 
 
 class SlotTable:
-    """The owner of each slot: a mark that follows from the serial of a write, 0 for a free slot. Thread-safe.
+    """The owner of each slot: the mark of a write, 0 for a free slot. Thread-safe.
 
-    A slot is free again when the write that owns it was released and nothing reads it any more. `owners` has the
-    serials of the writes that own the slots, 0 for free ones.
+    A slot is free again when the write that owns it was released and nothing reads it any more. `owners` belongs to the
+    table from then on.
     """
 
-    def __init__(self, owners: npt.NDArray[np.uint64]) -> None:
-        self._owners = (owners % np.uint64(_MARKS) if owners.max(initial=0) >= _MARKS else owners).astype(np.uint32)
-        owned = owners > 0
-        np.add(self._owners, 1, out=self._owners, where=owned)  # _mark() of each
-        self._owned = int(np.count_nonzero(owned))
+    def __init__(self, owners: npt.NDArray[np.uint32]) -> None:
+        self._owners = owners
+        self._owned = int(np.count_nonzero(self._owners))
         self._leaving = 0  # slots that are released and still read
         self._cursor = 0
         # No slot from here on was ever owned.
-        self._top = len(owners) - int(np.argmax(owned[::-1])) if self._owned else 0
+        self._top = len(owners) - int(np.argmax(self._owners[::-1] > 0)) if self._owned else 0
         self._readers: Counter[int] = Counter()
         self._released: dict[int, Sequence[FrameExtent]] = {}
         self._change = SafeCondition()
@@ -61,21 +62,25 @@ class SlotTable:
             return int(np.count_nonzero(self._owners[:end] == 0))
 
     def take(self, serials: Sequence[int], counts: Sequence[int], end: int) -> list[int]:
-        """Gives free slots before `end` to several writes, the next ones after those that were taken last.
+        """Gives free slots before `end` to several writes, from among the next ones after those that were taken last.
+
+        Pages leave in another order than they came, and need various numbers of slots: a write gets a row of free slots
+        that it fills as well as possible, since each part costs a system call in a read, and time at the opening.
 
         Returns:
             The slots in the order of the writes, each of which gets its count; none if there are not enough.
         """
         total = sum(counts)
         with self._change.lock:
-            slots = self._find(total, end)
-            if len(slots) < total:
+            free = self._find(total * _CHOICE, end)
+            if len(free) < total:
                 return []
-            self._owners[slots] = np.repeat([_mark(serial) for serial in serials], counts)
+            slots = _fitting(_rows(free), counts)
+            self._owners[slots] = np.repeat([mark_of(serial) for serial in serials], counts)
             self._owned += total
-            self._cursor = int(slots[-1]) + 1
-            self._top = max(self._top, int(slots.max()) + 1)
-        return list(slots.tolist())
+            self._cursor = slots[-1] + 1
+            self._top = max(self._top, max(slots) + 1)
+        return slots
 
     def _find(self, count: int, end: int) -> Slots:
         cursor = self._cursor if self._cursor < end else 0
@@ -91,7 +96,7 @@ class SlotTable:
 
     def begin_reading(self, serial: int, extents: Sequence[FrameExtent]) -> bool:
         """Keeps the slots of a write from being reused until end_reading(). Returns False if it does not own them."""
-        mark = _mark(serial)
+        mark = mark_of(serial)
         with self._change.lock:
             if not all((self._of(extent) == mark).all() for extent in extents):
                 return False
@@ -122,7 +127,7 @@ class SlotTable:
 
     def _free(self, serial: int, extents: Sequence[FrameExtent]) -> None:
         """Frees only what the write owns: a stale record may name slots of another one."""
-        mark = _mark(serial)
+        mark = mark_of(serial)
         for extent in extents:
             owners = self._of(extent)
             own = owners == mark
@@ -131,10 +136,6 @@ class SlotTable:
 
     def _of(self, extent: FrameExtent) -> npt.NDArray[np.uint32]:
         return self._owners[extent.page : extent.page + extent.frames]
-
-
-def _mark(serial: int) -> int:
-    return serial % _MARKS + 1
 
 
 def _first_free(owners: npt.NDArray[np.uint32], begin: int, end: int, count: int) -> Slots:
@@ -148,3 +149,26 @@ def _first_free(owners: npt.NDArray[np.uint32], begin: int, end: int, count: int
         found.append(free)
         missing -= len(free)
     return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+
+def _rows(slots: Slots) -> list[tuple[int, int]]:
+    """Returns the length and the first slot of each row of slots that follow each other, the shortest first."""
+    begins = np.flatnonzero(np.diff(slots, prepend=-2) != 1)
+    lengths = np.diff(begins, append=len(slots))
+    return sorted(zip(lengths.tolist(), slots[begins].tolist(), strict=True))
+
+
+def _fitting(rows: list[tuple[int, int]], counts: Sequence[int]) -> list[int]:
+    """Takes slots from sorted rows, which have enough for all counts: those of each count in turn."""
+    return list(chain.from_iterable(part for count in counts for part in _parts(rows, count)))
+
+
+def _parts(rows: list[tuple[int, int]], count: int) -> Iterator[range]:
+    """Takes the shortest row that is long enough, or the longest one and what is missing from others."""
+    while count:
+        length, first = rows.pop(min(bisect_left(rows, (count,)), len(rows) - 1))
+        part = range(first, first + min(count, length))
+        if length > len(part):
+            insort(rows, (length - len(part), part.stop))
+        count -= len(part)
+        yield part

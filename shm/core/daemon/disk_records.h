@@ -43,9 +43,12 @@ typedef struct {
     uint64_t format, largest_page, slot_bytes;
 } pt_record_limits;
 
-/* Returns how many slots so many bytes fill. No bytes fill a slot without bytes. */
+/* Returns how many slots so many bytes fill. No bytes fill a slot without bytes. Most slots have a power of two of
+ * bytes, which needs no division: of a million records it would be much of the time. */
 static inline uint64_t pt_slots_filled(uint64_t bytes, uint64_t slot_bytes)
 {
+    if (slot_bytes && !(slot_bytes & (slot_bytes - 1)))
+        return (bytes >> __builtin_ctzll(slot_bytes)) + (bytes & (slot_bytes - 1) ? 1 : 0);
     return slot_bytes ? bytes / slot_bytes + (bytes % slot_bytes > 0) : UINT64_MAX;
 }
 
@@ -144,8 +147,23 @@ enum pt_claim_result { PT_CLAIM_VALID, PT_CLAIM_WRONG, PT_CLAIM_BEYOND };
 /* The slots that a record of the files store says to own. */
 typedef struct {
     uint64_t serial;
+    uint32_t mark; /* of the serial */
     pt_disk_extents slots;
 } pt_claim;
+
+/* Returns the mark that a write gives its slots, 0 for none: a million pages have tens of millions of slots. */
+static inline uint32_t pt_mark(uint64_t serial)
+{
+    uint32_t mark = (uint32_t)(serial % UINT32_MAX);
+    return mark ? mark : UINT32_MAX;
+}
+
+/* Returns whether the write of a mark is newer than that of another one. Marks begin again after 2^32 - 1 writes: of
+ * two whose serials are half of that apart or more, the wrong one is found. */
+static inline bool pt_is_newer(uint32_t mark, uint32_t other)
+{
+    return (int32_t)(mark - other) > 0;
+}
 
 /* Reads the claim of a record, over `slots` slots of which each has slot_bytes. BEYOND: it was written like that, and
  * names slots that the files do not have. One that names more slots than there are names some of them twice: without
@@ -159,6 +177,7 @@ static inline enum pt_claim_result pt_read_claim(const pt_disk_record *r, uint64
         return PT_CLAIM_WRONG;
     memcpy(&head, r->value, sizeof head);
     claim->serial = head.serial;
+    claim->mark = pt_mark(head.serial);
     claim->slots = pt_read_extents(r->value + sizeof head, r->value_bytes - sizeof head - PT_CHECK_BYTES);
     if (claim->slots.frames != pt_slots_filled(head.coded ? head.coded : head.size, slot_bytes))
         return PT_CLAIM_WRONG;
@@ -167,7 +186,7 @@ static inline enum pt_claim_result pt_read_claim(const pt_disk_record *r, uint64
 
 /* Starts to load the owners of the slots that a record names, whatever it is: most are not in the processor's cache,
  * which can claim the record before it until they are. */
-static inline void pt_prefetch_owners(const pt_disk_record *r, const uint64_t *owners, uint64_t slots)
+static inline void pt_prefetch_owners(const pt_disk_record *r, const uint32_t *owners, uint64_t slots)
 {
     if (r->value_bytes < sizeof(pt_disk_record_head) + PT_CHECK_BYTES)
         return;
@@ -183,51 +202,51 @@ static inline void pt_prefetch_owners(const pt_disk_record *r, const uint64_t *o
 }
 
 /* Frees the first slots of a claim, so many of them. */
-static inline void pt_free_first(uint64_t *owners, const pt_claim *claim, uint64_t slots)
+static inline void pt_free_first(uint32_t *owners, const pt_claim *claim, uint64_t slots)
 {
     for (size_t i = 0; slots; i++) {
         pt_disk_extent extent = pt_extent_at(&claim->slots, i);
-        for (uint64_t *owner = owners + extent.first; extent.frames && slots; extent.frames--, slots--)
+        for (uint32_t *owner = owners + extent.first; extent.frames && slots; extent.frames--, slots--)
             *owner++ = 0;
     }
 }
 
 /* Gives the slots of a valid claim to it if all are free, in one pass since those of a page lie far apart. Returns
  * false, without a change, if one is not, or is named twice. */
-static inline bool pt_take_free(uint64_t *owners, const pt_claim *claim)
+static inline bool pt_take_free(uint32_t *owners, const pt_claim *claim)
 {
     uint64_t taken = 0;
     for (size_t i = 0; i < claim->slots.count; i++) {
         pt_disk_extent extent = pt_extent_at(&claim->slots, i);
-        for (uint64_t *owner = owners + extent.first; extent.frames; extent.frames--, taken++) {
+        for (uint32_t *owner = owners + extent.first; extent.frames; extent.frames--, taken++) {
             if (*owner) {
                 pt_free_first(owners, claim, taken);
                 return false;
             }
-            *owner++ = claim->serial;
+            *owner++ = claim->mark;
         }
     }
     return true;
 }
 
-/* Returns the newest write that owns a slot of a valid claim, 0 if all are free. */
-static inline uint64_t pt_newest_owner(const uint64_t *owners, const pt_claim *claim)
+/* Returns the mark of the newest write that owns a slot of a valid claim, 0 if all are free. */
+static inline uint32_t pt_newest_owner(const uint32_t *owners, const pt_claim *claim)
 {
-    uint64_t newest = 0;
+    uint32_t newest = 0;
     for (size_t i = 0; i < claim->slots.count; i++) {
         pt_disk_extent extent = pt_extent_at(&claim->slots, i);
-        for (const uint64_t *owner = owners + extent.first; extent.frames; extent.frames--, owner++)
-            newest = newest < *owner ? *owner : newest;
+        for (const uint32_t *owner = owners + extent.first; extent.frames; extent.frames--, owner++)
+            newest = *owner && (!newest || pt_is_newer(*owner, newest)) ? *owner : newest;
     }
     return newest;
 }
 
 /* Gives all slots of a valid claim to it. */
-static inline void pt_take_slots(uint64_t *owners, const pt_claim *claim)
+static inline void pt_take_slots(uint32_t *owners, const pt_claim *claim)
 {
     for (size_t i = 0; i < claim->slots.count; i++) {
         pt_disk_extent extent = pt_extent_at(&claim->slots, i);
-        for (uint64_t *owner = owners + extent.first; extent.frames; extent.frames--, owner++)
-            *owner = claim->serial;
+        for (uint32_t *owner = owners + extent.first; extent.frames; extent.frames--, owner++)
+            *owner = claim->mark;
     }
 }

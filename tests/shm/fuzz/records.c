@@ -18,7 +18,7 @@ static pt_disk_record_head choose_head(choices *c, uint64_t slots)
 {
     uint64_t bytes = slots * SLOT_BYTES - choose(c, SLOT_BYTES);
     pt_disk_record_head head = {.format = (uint8_t)choose(c, 5), .codec = (uint8_t)choose(c, 3),
-                                .space = (uint32_t)choose_odd(c), .serial = choose(c, 8)};
+                                .space = (uint32_t)choose_odd(c), .serial = UINT32_MAX - 4ul + choose(c, 8)};
     head.size = choose_one_in(c, 8) ? choose_odd(c) : bytes;
     head.coded = choose_one_in(c, 3) ? choose_odd(c) : choose_one_in(c, 2) ? bytes : 0;
     return head;
@@ -92,23 +92,23 @@ static void expect_frames(const pt_disk_record *r)
 }
 
 /* Expects that all slots of a claim exist, and have the writer that took them. */
-static void expect_owned(const uint64_t *owners, const pt_claim *claim)
+static void expect_owned(const uint32_t *owners, const pt_claim *claim)
 {
     uint64_t slots = 0;
     for (size_t i = 0; i < claim->slots.count; i++) {
         pt_disk_extent extent = pt_extent_at(&claim->slots, i);
         for (uint32_t at = 0; at < extent.frames; at++, slots++)
-            if (owners[extent.first + at] != claim->serial)
-                finding("a slot of write %lu belongs to write %lu", claim->serial, owners[extent.first + at]);
+            if (owners[extent.first + at] != claim->mark)
+                finding("a slot of write %lu belongs to write %u", claim->serial, owners[extent.first + at]);
     }
     if (slots != claim->slots.frames)
         finding("write %lu has %lu slots instead of %lu", claim->serial, slots, claim->slots.frames);
 }
 
-static void expect_claim(const pt_disk_record *r, uint64_t *owners)
+static void expect_claim(const pt_disk_record *r, uint32_t *owners)
 {
     pt_claim claim;
-    uint64_t before[SLOTS];
+    uint32_t before[SLOTS];
     memcpy(before, owners, sizeof before);
     pt_prefetch_owners(r, owners, SLOTS);
     if (pt_read_claim(r, SLOT_BYTES, SLOTS, &claim) != PT_CLAIM_VALID)
@@ -116,7 +116,7 @@ static void expect_claim(const pt_disk_record *r, uint64_t *owners)
     if (!pt_take_free(owners, &claim)) {
         if (memcmp(before, owners, sizeof before))
             finding("write %lu has taken some of its slots, and others are not free", claim.serial);
-        if (pt_newest_owner(owners, &claim) > claim.serial)
+        if (pt_is_newer(pt_newest_owner(owners, &claim), claim.mark))
             return;
         pt_take_slots(owners, &claim);
     } else if (pt_newest_owner(before, &claim))
@@ -139,7 +139,7 @@ static void expect_hash(choices *c, const pt_disk_record *r)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     choices c = {data, size};
-    uint64_t *owners = calloc(SLOTS, sizeof *owners);
+    uint32_t *owners = calloc(SLOTS, sizeof *owners);
     for (uint32_t count = 1 + choose(&c, MOST_RECORDS); count; count--) {
         pt_disk_record r = new_record(&c);
         expect_stored(&c, &r);
