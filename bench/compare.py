@@ -8,8 +8,10 @@ working tree, so that a changed benchmark is not taken for a changed product.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,6 +29,7 @@ from measure import machine
 BENCHES = sorted(path.stem for path in Path(__file__).parent.glob("comparison/operations/*.py"))
 UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 SLOWER, CANNOT_COMPARE = 1, 2
+LEAST_ROUNDS = 6
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -43,15 +46,36 @@ class Comparison(msgspec.Struct, frozen=True):
         self.ratios.append(ratio_of_turns(before, after))
 
 
-def compare(bench: str, before: Build, after: Build, rounds: int) -> dict[str, Comparison]:
-    """Returns the comparison of each operation of a benchmark."""
+def compare(bench: str, before: Build, after: Build, rounds: int, ends: float = math.inf) -> dict[str, Comparison]:
+    """Returns the comparison of each operation of a benchmark.
+
+    Args:
+        bench: The benchmark.
+        before: One build.
+        after: The other build.
+        rounds: How often both are measured.
+        ends: When no further round begins, by time.monotonic().
+
+    Raises:
+        CannotCompareError: If the benchmark cannot run with both builds, or the time sufficed for too few rounds.
+    """
     found: dict[str, Comparison] = defaultdict(Comparison)
     for number in range(rounds):
+        began = time.monotonic()
+        if began >= ends:
+            _expect_enough(bench, number)
+            break
         order = (before, after) if number % 2 == 0 else (after, before)
         reports = dict(zip(order, run_round(bench, *order), strict=True))
         for name, turns in reports[before].figures.items():
             found[name].add_round(turns, reports[after].figures[name])
+        print(f"{bench}: round {number + 1} of {rounds}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     return found
+
+
+def _expect_enough(bench: str, rounds: int) -> None:
+    if rounds < LEAST_ROUNDS:
+        raise CannotCompareError(f"{bench}: {rounds} rounds in this time, and {LEAST_ROUNDS} are needed")
 
 
 def run_round(bench: str, first: Build, second: Build) -> tuple[Report, Report]:
@@ -94,7 +118,7 @@ def main() -> int:
     options = _options()
     try:
         before, after = build(options.base), working_tree()
-        slower = [_print(bench, before, after, options.rounds) for bench in options.bench]
+        slower = [_print(bench, before, after, options) for bench in options.bench]
     except CannotCompareError as error:
         print(error, file=sys.stderr)
         return CANNOT_COMPARE
@@ -102,12 +126,11 @@ def main() -> int:
     return SLOWER if any(slower) else 0
 
 
-def _print(bench: str, before: Build, after: Build, rounds: int) -> bool:
+def _print(bench: str, before: Build, after: Build, options: argparse.Namespace) -> bool:
     """Prints the table of a benchmark and returns whether an operation is slower."""
-    console = Console()
-    with console.status(f"{bench}: {rounds} rounds"):
-        found = compare(bench, before, after, rounds)
-    console.print(table(f"{bench}: {after.name} over {before.name}, {rounds} rounds\n{machine()}", found.items()))
+    found = compare(bench, before, after, options.rounds, time.monotonic() + 60 * options.minutes)
+    rounds = max(len(each.ratios) for each in found.values())
+    Console().print(table(f"{bench}: {after.name} over {before.name}, {rounds} rounds\n{machine()}", found.items()))
     return any(paired_ratio(each.ratios).slower for each in found.values())
 
 
@@ -115,7 +138,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compares the working tree with a commit.")
     parser.add_argument("base", help="the commit to compare with")
     parser.add_argument("--bench", nargs="+", choices=BENCHES, default=["lookup"])
-    parser.add_argument("--rounds", type=int, choices=range(6, 1000), metavar="N", default=20)
+    parser.add_argument("--rounds", type=int, choices=range(LEAST_ROUNDS, 1000), metavar="N", default=20)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="of each benchmark: then no round begins")
     return parser.parse_args()
 
 

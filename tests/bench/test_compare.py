@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,23 @@ def test_a_commit_that_lacks_an_operation_is_not_called_slower(project: Project)
     finally:
         api.write_text(text)
     assert run.returncode == 2 and "lookup cannot run with" in run.stderr and "AttributeError" in run.stderr
+
+
+def test_no_round_begins_when_the_time_is_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after, now = Build("before", Path("before")), Build("after", Path("after")), [0.0]
+
+    def measured(bench: str, *_: Build) -> tuple[Report, Report]:
+        now[0] += 10.0
+        return Report({bench: [1.0]}, []), Report({bench: [1.0]}, [])
+
+    monkeypatch.setattr(comparing, "run_round", measured)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    assert len(compare("lookup", before, after, 9, ends=55.0)["lookup"].ratios) == 6
+    assert "lookup: round 6 of 9, 10 s\n" in capsys.readouterr().err
+    with pytest.raises(CannotCompareError, match="lookup: 5 rounds in this time, and 6 are needed"):
+        compare("lookup", before, after, 9, ends=now[0] + 50.0)
 
 
 def test_the_sides_begin_alternately(monkeypatch: pytest.MonkeyPatch) -> None:
