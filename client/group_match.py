@@ -53,7 +53,9 @@ class Lookup(msgspec.Struct, frozen=True):
         disk_tokens: Tokens that were found from that page on, except for those of the fleet.
         missed_tokens: Tokens of full pages that were not found.
         remote_tokens: Tokens that were found from the first page on that came from the fleet.
-        slower_tokens: Those of the missed tokens that a tier has, and that are computed because that is faster.
+        memory_slower_tokens: Those of the missed tokens that are in memory, and are computed because that is faster.
+        disk_slower_tokens: The same of those that are only on disk.
+        remote_slower_tokens: The same of those that are only in the fleet.
     """
 
     hit_pages: int
@@ -62,7 +64,9 @@ class Lookup(msgspec.Struct, frozen=True):
     disk_tokens: int
     missed_tokens: int
     remote_tokens: int = 0
-    slower_tokens: int = 0
+    memory_slower_tokens: int = 0
+    disk_slower_tokens: int = 0
+    remote_slower_tokens: int = 0
 
     @property
     def asked_tokens(self) -> int:

@@ -189,7 +189,9 @@ class AttachmentCounts(NamedTuple):
     store_ns: int
     bounded: int
     remote_tokens: int
-    slower_tokens: int
+    memory_slower_tokens: int
+    disk_slower_tokens: int
+    remote_slower_tokens: int
 
 @final
 class AttachmentRecord(NamedTuple):
@@ -804,7 +806,9 @@ class Session:
         disk_tokens: int,
         missed_tokens: int,
         remote_tokens: int = 0,
-        slower_tokens: int = 0,
+        memory_slower_tokens: int = 0,
+        disk_slower_tokens: int = 0,
+        remote_slower_tokens: int = 0,
         /,
     ) -> None:
         """Counts one request's lookup over several groups."""

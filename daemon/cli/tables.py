@@ -14,8 +14,9 @@ from rich.text import Text
 
 from pagetier.daemon.cli.tier_text import at_opening, room_in_pages, synced
 from pagetier.daemon.stats.frame_advice import compression_text, stored_text
+from pagetier.daemon.stats.lookup_stats import LookupStats
 from pagetier.daemon.stats.size_advice import AbsentTokens
-from pagetier.daemon.stats.snapshot import ClientStats, DiskWork, LookupStats, PageTier, Snapshot, TierQuota
+from pagetier.daemon.stats.snapshot import ClientStats, DiskWork, PageTier, Snapshot, TierQuota
 from pagetier.daemon.status.disk_report import DeviceReport, DiskReport, Standing
 from pagetier.daemon.status.fleet_status import FleetStatus
 from pagetier.shm.units import counted, format_size

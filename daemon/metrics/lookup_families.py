@@ -33,7 +33,8 @@ def lookup_families(sample: Sample) -> Iterator[Metric]:
     about = "Tokens of looked-up prompts: a hit in the tier that gave them; each tier: of those not found before it."
     yield counters("lookup_tokens", about, ["tier", "result"], tokens)
     about = "Tokens that a tier had, and that engines computed because loading them was slower."
-    yield counter("slower_tokens", about, counts.slower_tokens)
+    slower = (counts.memory_slower_tokens, counts.disk_slower_tokens, counts.remote_slower_tokens)
+    yield counters("slower_tokens", about, ["tier"], dict(zip((MEMORY, DISK, REMOTE), slower, strict=True)))
 
 
 def prediction_families(sample: Sample) -> Iterator[Metric]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from pagetier.daemon.stats.frame_advice import frame_advice
+from pagetier.daemon.stats.lookup_stats import LookupStats
 from pagetier.daemon.stats.size_advice import AbsentTokens
 from pagetier.daemon.status.disk_report import DiskReport
 from pagetier.daemon.status.eviction_report import EvictionReport
@@ -118,53 +119,6 @@ class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
     stored_bytes: int
     lost_pages: int
     unjudged: bool = False
-
-
-class LookupStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that were looked up, and the tokens of the full pages of their prompts by the tier that provided them.
-
-    A request is one lookup, however often it is matched, and each of its tokens is counted once. Tokens that an engine
-    had in its own cache are not looked up.
-
-    Attributes:
-        memory_tokens: Tokens of pages that were found in memory.
-        disk_tokens: Tokens of pages that were only on disk, and were loaded. vLLM counts all tokens that it loads from
-            the first page on disk on.
-        remote_tokens: Tokens of pages that were only in the fleet, and were loaded by an engine's connector.
-        missed_tokens: All other tokens, including those on disk that were not read in time or not waited for.
-        slower_tokens: Those of them that a tier has, and that an engine has computed because that is faster.
-    """
-
-    lookups: int
-    memory_tokens: int
-    disk_tokens: int
-    missed_tokens: int
-    remote_tokens: int = 0
-    slower_tokens: int = 0
-
-    @property
-    def disk_hit_ratio(self) -> float | None:
-        """Tokens from disk per token that memory did not have; None before the first one."""
-        asked = self.disk_tokens + self.remote_tokens + self.missed_tokens
-        return self.disk_tokens / asked if asked else None
-
-    @property
-    def found_tokens(self) -> int:
-        """Tokens from all tiers."""
-        return self.memory_tokens + self.disk_tokens + self.remote_tokens
-
-    @property
-    def text(self) -> str:
-        """The share of the looked-up tokens that was found, by tier; "no lookups" before the first one."""
-        total = self.found_tokens + self.missed_tokens
-        if not total:
-            return "no lookups"
-        tiers = (("in memory", self.memory_tokens), ("on disk", self.disk_tokens), ("in the fleet", self.remote_tokens))
-        beyond = self.disk_tokens + self.remote_tokens
-        shares = ", ".join(f"{tokens / total:.1%} {where}" for where, tokens in tiers if tokens and beyond)
-        found = f"{self.found_tokens / total:.1%} of the looked-up tokens found"
-        slower = f", {self.slower_tokens / total:.1%} computed because loading is slower" if self.slower_tokens else ""
-        return (f"{found} ({shares})" if shares else found) + slower
 
 
 class StoreStats(msgspec.Struct, frozen=True, kw_only=True):

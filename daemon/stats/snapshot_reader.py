@@ -9,12 +9,12 @@ import msgspec
 
 from pagetier.daemon.common.namespaces import with_pages
 from pagetier.daemon.stats.frame_advice import pages_that_fit
+from pagetier.daemon.stats.lookup_stats import LookupStats
 from pagetier.daemon.stats.size_advice import AbsentTokens
 from pagetier.daemon.stats.snapshot import (
     ClientStats,
     DaemonStats,
     DiskWork,
-    LookupStats,
     NamespaceStats,
     PageTier,
     Snapshot,

@@ -18,7 +18,7 @@
     X(lookups) X(hit_pages) X(miss_pages) X(loaded_pages) X(loaded_bytes) X(stored_pages) X(stored_bytes) X(lost_pages)
 #define USE_FIELDS(X) \
     X(memory_tokens) X(disk_tokens) X(missed_tokens) X(load_ns) X(store_ns) X(bounded) X(remote_tokens) \
-    X(slower_tokens)
+    X(memory_slower_tokens) X(disk_slower_tokens) X(remote_slower_tokens)
 
 #define NAME(field) #field,
 

@@ -148,15 +148,18 @@ static PyObject *session_count_loaded(Session *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* count_lookup(hit_pages, miss_pages, memory_tokens, disk_tokens, missed_tokens, remote_tokens=0, slower_tokens=0):
- * counts one request's lookup, for callers that match groups. */
+/* count_lookup(hit_pages, miss_pages, memory_tokens, disk_tokens, missed_tokens, remote_tokens=0,
+ * memory_slower_tokens=0, disk_slower_tokens=0, remote_slower_tokens=0): counts one request's lookup, for
+ * callers that match groups. */
 static PyObject *session_count_lookup(Session *self, PyObject *args)
 {
-    unsigned long long hits, misses, memory, disk, missed, remote = 0, slower = 0;
-    if (!PyArg_ParseTuple(args, "KKKKK|KK", &hits, &misses, &memory, &disk, &missed, &remote, &slower))
+    unsigned long long hits, misses, memory, disk, missed, remote = 0, slower[3] = {0};
+    if (!PyArg_ParseTuple(args, "KKKKK|KKKK", &hits, &misses, &memory, &disk, &missed, &remote, &slower[0], &slower[1],
+                          &slower[2]))
         return NULL;
     if (handle_usable(self))
-        pt_count_lookup(&self->shared, (pt_lookup){hits, misses, memory, disk, missed, remote, slower});
+        pt_count_lookup(&self->shared, (pt_lookup){hits, misses, memory, disk, missed, remote, slower[0], slower[1],
+                                                   slower[2]});
     Py_RETURN_NONE;
 }
 

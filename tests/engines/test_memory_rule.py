@@ -57,7 +57,7 @@ def test_a_hit_in_memory_never_costs_more_than_computing(daemon: RunningDaemon, 
             assert loaded(number) == 0
         assert loaded(1) == HIT, "nothing is known of copies"
         assert [loaded(number) for number in (1, 2, 3)] == [0, 0, 0]
-        assert sum(slot.counts.slower_tokens for slot in daemon.slots()) == 3 * HIT
+        assert sum(slot.counts.memory_slower_tokens for slot in daemon.slots()) == 3 * HIT
         copies_s[0] = COMPUTE_S * HIT / 10
         found = [loaded(1 + number % 3) for number in range(600)]
         assert found.index(HIT) >= 100, "a probe costs a twentieth of what was computed since"

@@ -7,11 +7,11 @@ from typing import TypeVar
 import msgspec
 
 from pagetier.daemon.cli.top.history import History, Moment
+from pagetier.daemon.stats.lookup_stats import LookupStats
 from pagetier.daemon.stats.snapshot import (
     ClientStats,
     DaemonStats,
     DiskWork,
-    LookupStats,
     PageTier,
     Snapshot,
     StoreStats,

@@ -160,7 +160,7 @@ def _drop_from_memory(daemon: DiskDaemon, engine: SglangEngine) -> None:
 
 
 def _slower_tokens(daemon: DiskDaemon) -> int:
-    return sum(slot.counts.slower_tokens for slot in daemon.slots())
+    return sum(slot.counts.disk_slower_tokens for slot in daemon.slots())
 
 
 @pytest.mark.parametrize(("kind", "ranks"), [("mha", 1), ("swa", 2), ("mamba", 2)])

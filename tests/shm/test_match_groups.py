@@ -114,7 +114,7 @@ def test_a_match_is_counted_when_the_caller_reports_it() -> None:
     tokens, _, pins = world.match()
     assert tokens == 4 and [len(held) for held in pins] == [4, 1]
     assert world.counts() == before
-    world.session.count_lookup(5, 4, 3, 2, 1, 6, 7)
+    world.session.count_lookup(5, 4, 3, 2, 1, 6, 7, 8, 9)
     assert increased(before, world.counts()) == {
         "lookups": 1,
         "hit_pages": 5,
@@ -123,7 +123,9 @@ def test_a_match_is_counted_when_the_caller_reports_it() -> None:
         "disk_tokens": 2,
         "remote_tokens": 6,
         "missed_tokens": 1,
-        "slower_tokens": 7,
+        "memory_slower_tokens": 7,
+        "disk_slower_tokens": 8,
+        "remote_slower_tokens": 9,
     }
 
 

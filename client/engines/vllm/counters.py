@@ -77,7 +77,7 @@ class LookupCounts:
             return
         tracked.counted = True
         missed = max(0, tracked.lookup.asked_tokens - tracked.computed - taken.tokens)
-        slower = self._slower(tracked, missed)
+        slower = {f"{tier}_slower_tokens": tokens for tier, tokens in _slower(tracked, missed).items()}
         count_lookup(
             self._client.session,
             msgspec.structs.replace(
@@ -86,16 +86,17 @@ class LookupCounts:
                 disk_tokens=taken.from_disk,
                 missed_tokens=missed,
                 remote_tokens=taken.from_fleet,
-                slower_tokens=sum(slower.values()),
+                **slower,
             ),
         )
         self._counters.hit(taken)
-        for tier, tokens in slower.items():
-            self._counters.add(f"{tier}_slower_tokens", tokens)
+        for name, tokens in slower.items():
+            self._counters.add(name, tokens)
 
-    def _slower(self, tracked: RequestState, missed: int) -> dict[LoadTier, int]:
-        """Returns how many of the missed tokens each tier has that was slower than computing."""
-        in_memory = min(missed, tracked.slower.get(LoadTier.MEMORY, 0))
-        on_disk = min(missed - in_memory, tracked.slower.get(LoadTier.DISK, 0))
-        fleet = min(missed - in_memory - on_disk, tracked.fleet.slower_tokens if tracked.fleet is not None else 0)
-        return {LoadTier.MEMORY: in_memory, LoadTier.DISK: on_disk, LoadTier.FLEET: fleet}
+
+def _slower(tracked: RequestState, missed: int) -> dict[LoadTier, int]:
+    """Returns how many of the missed tokens each tier has that was slower than computing."""
+    in_memory = min(missed, tracked.slower.get(LoadTier.MEMORY, 0))
+    on_disk = min(missed - in_memory, tracked.slower.get(LoadTier.DISK, 0))
+    fleet = min(missed - in_memory - on_disk, tracked.fleet.slower_tokens if tracked.fleet is not None else 0)
+    return {LoadTier.MEMORY: in_memory, LoadTier.DISK: on_disk, LoadTier.FLEET: fleet}

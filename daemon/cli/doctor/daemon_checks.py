@@ -81,6 +81,7 @@ _NAMESPACES_ADVICE = (
     "a full table drops those that were not used for ten minutes, and rejects new ones if there are none: let engines"
     " use fewer namespaces (salts, LoRA adapters) at once"
 )
+_FASTER = "use a faster one, or none"
 _HARDLY = 10  # times the tokens that were loaded, for those that were computed instead
 _UNCHARGED = 1 / 8  # of the segments: the statistics of the kernel lag behind
 _CHARGE_ADVICE = (
@@ -120,24 +121,20 @@ def slower_tiers(snapshot: Snapshot, config: Config) -> Iterator[Result]:
     They load from it until they have measured it, and now and then from a memory that is slow, to measure that.
 
     Yields:
-        A warning about each. Memory is named only where it is the only tier: the tokens that were computed instead are
-        not counted by tier.
+        A warning about each.
     """
     lookups = snapshot.lookups
-    loaded = {"disk": (config.disk.path, lookups.disk_tokens), "fleet": (config.remote.url, lookups.remote_tokens)}
-    for tier, (configured, tokens) in loaded.items():
-        if configured and lookups.slower_tokens > _HARDLY * tokens:
-            yield warning(
-                f"{tier} speed",
-                f"loading from the {tier} is hardly ever faster than computing: engines have computed"
-                f" {counted(lookups.slower_tokens, 'token')} instead: use a faster one, or none",
-            )
-    if lookups.slower_tokens > _HARDLY * lookups.memory_tokens and not any(tier for tier, _ in loaded.values()):
-        yield warning(
-            "memory speed",
-            "copies from memory are hardly ever faster than computing: engines have computed"
-            f" {counted(lookups.slower_tokens, 'token')} instead: the model may be too small for a cache",
-        )
+    if lookups.memory_slower_tokens > _HARDLY * lookups.memory_tokens:
+        yield _slower("memory", lookups.memory_slower_tokens, "the model may be too small for a cache")
+    if config.disk.path and lookups.disk_slower_tokens > _HARDLY * lookups.disk_tokens:
+        yield _slower("disk", lookups.disk_slower_tokens, _FASTER)
+    if config.remote.url and lookups.remote_slower_tokens > _HARDLY * lookups.remote_tokens:
+        yield _slower("fleet", lookups.remote_slower_tokens, _FASTER)
+
+
+def _slower(tier: str, tokens: int, advice: str) -> Result:
+    computed = f"engines have computed {counted(tokens, 'token')} instead"
+    return warning(f"{tier} speed", f"loading from {tier} is hardly ever faster than computing: {computed}: {advice}")
 
 
 def check_charge(daemon: Daemon, config: Config, host: Host) -> Iterator[Result]:

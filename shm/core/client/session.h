@@ -41,9 +41,10 @@ static inline void pt_count(pt_a64 *counter, uint64_t by)
 
 /* The result of one request's lookup. Pages: those that its first match found in memory, and those that it did not
  * find. Tokens: from memory, from disk, those that were not in the cache, those from the
- * fleet, and those that were not in memory and were computed because loading them was slower. */
+ * fleet, and those not in the cache that a tier had and that were computed because loading them was slower. */
 typedef struct {
-    uint64_t hit_pages, miss_pages, memory_tokens, disk_tokens, missed_tokens, remote_tokens, slower_tokens;
+    uint64_t hit_pages, miss_pages, memory_tokens, disk_tokens, missed_tokens, remote_tokens, memory_slower_tokens,
+        disk_slower_tokens, remote_slower_tokens;
 } pt_lookup;
 
 /* Counts a lookup. Matches do not count themselves: a request may match several times and is counted once. */
@@ -60,8 +61,12 @@ static inline void pt_count_lookup(pt_session *s, pt_lookup lookup)
         pt_count(&uses->missed_tokens, lookup.missed_tokens);
     if (lookup.remote_tokens)
         pt_count(&uses->remote_tokens, lookup.remote_tokens);
-    if (lookup.slower_tokens)
-        pt_count(&uses->slower_tokens, lookup.slower_tokens);
+    if (lookup.memory_slower_tokens)
+        pt_count(&uses->memory_slower_tokens, lookup.memory_slower_tokens);
+    if (lookup.disk_slower_tokens)
+        pt_count(&uses->disk_slower_tokens, lookup.disk_slower_tokens);
+    if (lookup.remote_slower_tokens)
+        pt_count(&uses->remote_slower_tokens, lookup.remote_slower_tokens);
 }
 
 /* Sets the pin bit of an entry and returns its state. A page that was readable stays readable while pinned. The caller

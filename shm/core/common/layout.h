@@ -31,7 +31,7 @@
 #include "failpoints.h"
 
 #define PT_MAGIC 0x7265697465676170ull /* "pagetier" */
-#define PT_FORMAT 6u
+#define PT_FORMAT 7u
 #define PT_PAGE 4096u
 #define PT_SLOTS 56u /* processes attached at once: the pin bits of a lock word */
 #define PT_PARTS 32u /* parts of a page: half of the part bits; the other half says "released" */
@@ -174,13 +174,15 @@ _Static_assert(sizeof(pt_counts) == 64,
 
 /* More counters of a process: tokens of looked-up prompts by the place where they were found, the
  * time that copies between the arena and the engine's memory took (summed over threads), matches that
- * ended at the header's pin_frames, and those missed tokens that were on disk or in the fleet and
- * were computed, since loading them was slower. */
+ * ended at the header's pin_frames, and those missed tokens that a tier had and that were computed,
+ * since loading them from there was slower. */
 typedef struct {
-    pt_a64 memory_tokens, disk_tokens, missed_tokens, load_ns, store_ns, bounded, remote_tokens, slower_tokens;
+    pt_a64 memory_tokens, disk_tokens, missed_tokens, load_ns, store_ns, bounded, remote_tokens, memory_slower_tokens,
+        disk_slower_tokens, remote_slower_tokens;
+    pt_a64 spare[6]; /* a counter that is added here needs no new format */
 } pt_uses;
-#define PT_USES 8u
-_Static_assert(sizeof(pt_uses) == 64, "the counters of a process are one cache line");
+#define PT_USES 10u
+_Static_assert(sizeof(pt_uses) == 128, "the counters of a process are two cache lines");
 
 /* Counters of the daemon. */
 typedef struct {
@@ -274,7 +276,7 @@ typedef struct {
 } pt_lock;
 _Static_assert(sizeof(pt_lock) == 32, "two lock words to a cache line");
 
-/* The first page of the locks segment; counters and lock words follow it. `uses` has the counters of each
+/* The first pages of the locks segment; counters and lock words follow them. `uses` has the counters of each
  * attachment, retired_uses the sum of the former attachments. A build that does not know these counters leaves them
  * at zero, so they did not need a new format. */
 typedef struct {
@@ -286,8 +288,8 @@ typedef struct {
     _Alignas(64) pt_uses retired_uses;
     _Alignas(512) pt_uses uses[PT_SLOTS];
 } pt_locks_header;
-_Static_assert(sizeof(pt_locks_header) <= PT_PAGE, "the header of the locks is one page");
+_Static_assert(sizeof(pt_locks_header) <= 2u * PT_PAGE, "the header of the locks is two pages");
 
-#define PT_AT_COUNTS PT_PAGE
-#define PT_AT_LOCKS (2u * PT_PAGE)
+#define PT_AT_COUNTS (2u * PT_PAGE)
+#define PT_AT_LOCKS (3u * PT_PAGE)
 _Static_assert(PT_SLOTS * sizeof(pt_counts) <= PT_PAGE, "the counters of all processes are one page");

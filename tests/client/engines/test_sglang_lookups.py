@@ -112,4 +112,4 @@ def test_pages_on_disk_are_read_where_that_is_faster_than_computing(
     thread._thread.shutdown()  # after all that was given to it
     reads = reading_s < computing_s
     assert fake.prefetches == int(reads)
-    assert [one.slower_tokens > 0 for one in fake.counted] == [not reads]
+    assert [one.disk_slower_tokens > 0 for one in fake.counted] == [not reads]

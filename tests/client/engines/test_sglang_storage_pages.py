@@ -102,7 +102,7 @@ def test_pages_that_are_computed_faster_are_not_promised_and_counted(daemon: Dis
         assert pages.count(HASHES, None) == 0
         assert pages.restorable(HASHES, (), None).lengths == ()
         assert tokens_by_tier(daemon) == (0, tokens, 0, 2 * tokens)
-        assert sum(slot.counts.slower_tokens for slot in daemon.slots()) == 2 * tokens
+        assert sum(slot.counts.disk_slower_tokens for slot in daemon.slots()) == 2 * tokens
 
 
 def test_a_question_of_several_pools_matches_once(daemon: DiskDaemon) -> None:

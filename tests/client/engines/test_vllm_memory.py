@@ -58,7 +58,7 @@ def test_pages_that_are_computed_faster_than_copied_are_computed_and_counted(sta
     assert scene.half.counters.taken() == {"memory_tokens": PREFIX}
     assert scene.load("second") == 0, "the slowest rank counts"
     assert scene.half.counters.taken() == {"memory_slower_tokens": PREFIX}
-    assert [one.slower_tokens for one in scene.fake.counted] == [0, PREFIX]
+    assert [one.memory_slower_tokens for one in scene.fake.counted] == [0, PREFIX]
     assert scene.fake.pinned == 0
 
 

@@ -149,7 +149,7 @@ def test_what_is_slower_than_computing_is_counted(clock: VirtualClock) -> None:
     slower = request(name="slower")
     assert half.matched(slower, 0) == 8
     half.allocated(slower, (), 0)
-    assert fake.counted[-1].slower_tokens == 16 and fake.counted[-1].missed_tokens >= 16
+    assert fake.counted[-1].disk_slower_tokens == 16 and fake.counted[-1].missed_tokens >= 16
     assert half.counters.taken()["disk_slower_tokens"] == 16
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from other_users import NOBODY, as_root, output_as
 from pagetier.daemon.cli import main
-from pagetier.daemon.stats.snapshot import LookupStats
+from pagetier.daemon.stats.lookup_stats import LookupStats
 from pagetier.shm.exit_codes import Exit
 from running_daemon import RunningDaemon, namespace
 

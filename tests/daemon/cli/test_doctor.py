@@ -7,6 +7,7 @@ import re
 import socket
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -35,7 +36,7 @@ from pagetier.daemon.config.loader import Config
 from pagetier.daemon.config.remote_options import RemoteOptions
 from pagetier.daemon.config.schema import AccessOptions, ArenaOptions, IndexOptions
 from pagetier.daemon.host.host import Host
-from pagetier.daemon.stats.snapshot import LookupStats
+from pagetier.daemon.stats.lookup_stats import LookupStats
 from pagetier.daemon.status.disk_report import DeviceReport, DiskReport, Standing
 from pagetier.daemon.status.huge_page_report import HugePageReport
 from pagetier.daemon.status.phase import Phase
@@ -96,32 +97,25 @@ def test_no_folder_is_ok_that_the_disk_tier_rejects(tmp_path: Path) -> None:
         assert found.level is Level.PROBLEM and f"chmod o-w {tmp_path}" in found.text
 
 
+@pytest.mark.parametrize(("slower", "loaded", "named"), [(0, 0, False), (5, 0, True), (9, 1, False), (21, 2, True)])
 @pytest.mark.parametrize(
-    ("slower", "from_disk", "named"),
-    [(0, 0, ()), (5, 0, ("disk", "fleet")), (5, 1, ("fleet",)), (11, 1, ("disk", "fleet"))],
+    ("tier", "counter", "needs"),
+    [
+        ("memory", "memory", {}),
+        ("disk", "disk", {"disk": DiskOptions(path=(Path("/pages"),))}),
+        ("fleet", "remote", {"remote": RemoteOptions(url="file:///pages")}),
+    ],
 )
 def test_a_tier_that_hardly_ever_pays_is_named(
-    slower: int, from_disk: int, named: tuple[str, ...], tmp_path: Path
+    tier: str, counter: str, needs: dict[str, Any], slower: int, loaded: int, named: bool
 ) -> None:
-    lookups = LookupStats(lookups=9, memory_tokens=9, disk_tokens=from_disk, missed_tokens=9, slower_tokens=slower)
-    seen = structs.replace(snapshot(), lookups=lookups)
-    config = Config(disk=DiskOptions(path=(tmp_path,)), remote=RemoteOptions(url="file:///pages"))
-    found = list(slower_tiers(seen, config))
-    assert [one.what for one in found] == [f"{tier} speed" for tier in named]
-    assert all(one.level is Level.WARNING for one in found)
-    assert not list(slower_tiers(seen, Config())), "no tier is configured"
-    assert all(f" {slower} tokens instead" in one.text for one in found)
-
-
-@pytest.mark.parametrize(("slower", "loaded", "named"), [(0, 0, False), (9, 1, False), (21, 2, True), (1, 0, True)])
-def test_a_memory_that_hardly_ever_pays_is_named_where_it_is_the_only_tier(
-    slower: int, loaded: int, named: bool, tmp_path: Path
-) -> None:
-    lookups = LookupStats(lookups=9, memory_tokens=loaded, disk_tokens=0, missed_tokens=99, slower_tokens=slower)
-    seen = structs.replace(snapshot(), lookups=lookups)
-    assert [one.what for one in slower_tiers(seen, Config())] == ["memory speed"] * named
-    config = Config(disk=DiskOptions(path=(tmp_path,)))
-    assert "memory speed" not in [one.what for one in slower_tiers(seen, config)]
+    counts = {"memory_tokens": 9, "disk_tokens": 9, "missed_tokens": 99, "remote_tokens": 9}
+    counts |= {f"{counter}_tokens": loaded, f"{counter}_slower_tokens": slower}
+    seen = structs.replace(snapshot(), lookups=LookupStats(lookups=9, **counts))
+    found = list(slower_tiers(seen, Config(**needs)))
+    assert [one.what for one in found] == [f"{tier} speed"] * named
+    assert all(one.level is Level.WARNING and f" {slower} tokens instead" in one.text for one in found)
+    assert not needs or not list(slower_tiers(seen, Config())), "the tier is not configured"
 
 
 def test_no_daemon_is_a_problem_with_what_to_do(tmp_path: Path) -> None:

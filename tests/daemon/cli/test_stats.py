@@ -14,7 +14,8 @@ from fake_snapshots import snapshot
 from pagetier.daemon.cli.stats import one_line
 from pagetier.daemon.cli.tables import age, count, disk_lines
 from pagetier.daemon.cli.tier_text import at_opening, synced
-from pagetier.daemon.stats.snapshot import DiskWork, LookupStats
+from pagetier.daemon.stats.lookup_stats import LookupStats
+from pagetier.daemon.stats.snapshot import DiskWork
 from pagetier.daemon.status.disk_report import DeviceReport, DiskReport, Standing, summed
 from running_daemon import RunningDaemon, namespace
 from terminal import pagetier_on_terminal
@@ -44,7 +45,8 @@ KEYS = {
         "expected_pages",
     },
     "disk_work": {"written", "read", "lost", "skipped", "failed", "damaged"},
-    "lookups": {"lookups", "memory_tokens", "disk_tokens", "remote_tokens", "missed_tokens", "slower_tokens"},
+    "lookups": {"lookups", "memory_tokens", "disk_tokens", "remote_tokens", "missed_tokens"}
+    | {"memory_slower_tokens", "disk_slower_tokens", "remote_slower_tokens"},
     "absent": {"never_stored", "evicted_from_memory", "evicted_from_disk", "dropped", "in_other_namespace"},
     "stores": {"writing", "granted", "present", "pending", "refused", "doomed", "expired"},
     "eviction": {"policy", "state", "left_out", "switches"},
@@ -110,7 +112,9 @@ def test_counters_match_the_operations() -> None:
             "memory_tokens": 160,
             "disk_tokens": 0,
             "remote_tokens": 0,
-            "slower_tokens": 0,
+            "memory_slower_tokens": 0,
+            "disk_slower_tokens": 0,
+            "remote_slower_tokens": 0,
             "missed_tokens": 48,
         }
         assert values["daemon"]["incarnation"] >= 1
@@ -186,8 +190,9 @@ def test_the_header_and_the_line_say_what_was_found_where() -> None:
     assert f"; {lookups.text}; " in one_line(seen)
     memory_only = msgspec.structs.replace(lookups, disk_tokens=0)
     assert memory_only.text == "71.8% of the looked-up tokens found"
-    slower = msgspec.structs.replace(memory_only, slower_tokens=500)
-    assert slower.text == "71.8% of the looked-up tokens found, 65.9% computed because loading is slower"
+    slower = msgspec.structs.replace(memory_only, memory_slower_tokens=100, disk_slower_tokens=50)
+    computed = "computed because loading is slower: 13.2% in memory, 6.6% on disk"
+    assert slower.text == f"71.8% of the looked-up tokens found, {computed}"
 
 
 def test_the_header_says_what_hits_and_ratios_count(daemon: RunningDaemon) -> None:

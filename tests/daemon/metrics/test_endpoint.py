@@ -19,6 +19,8 @@ from disk_daemon import write_through
 from eventually import PATIENCE_S, eventually
 from free_ports import free_ports
 from metrics_scrape import ask, sample_names, scrape, value
+from pagetier.client.group_match import Lookup
+from pagetier.client.session_lookups import count_lookup
 from pagetier.shm.exit_codes import Exit
 from refused_starts import arguments, pagetierd, refused
 from running_daemon import RunningDaemon, namespace
@@ -99,6 +101,16 @@ def test_the_numbers_of_the_disk_match_the_work_done(tmp_path: Path) -> None:
     on_disk = [value(seen, "pagetier_tier_bytes", tier="disk", state=state) for state in ("pages", "slack", "free")]
     assert sum(on_disk) == room < value(seen, "pagetier_tier_limit_bytes", tier="disk")
     assert value(seen, "pagetier_tier_room_pages", tier="disk") == room // FRAME
+
+
+def test_tokens_that_were_computed_are_counted_by_tier_and_kept(daemon: RunningDaemon, place: Path) -> None:
+    with daemon.client() as client:
+        slower = {"memory_slower_tokens": 2, "disk_slower_tokens": 3, "remote_slower_tokens": 4}
+        count_lookup(client.session, Lookup(0, 0, 0, 0, 9, **slower))
+    assert eventually(lambda: value(scrape(place), "pagetier_attached_processes") == 0)
+    seen = scrape(place)
+    counted = [value(seen, "pagetier_slower_tokens_total", tier=tier) for tier in ("memory", "disk", "remote")]
+    assert counted == [2, 3, 4]
 
 
 def test_the_bytes_of_a_tier_are_its_limit(daemon: RunningDaemon, place: Path) -> None:

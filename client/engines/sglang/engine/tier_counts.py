@@ -35,9 +35,9 @@ class BegunReads(msgspec.Struct, eq=False):
         return (self.disk is None or self.disk.ready) and (self.fleet is None or self.fleet.ended)
 
     @property
-    def slower_tokens(self) -> int:
-        """The tokens on disk and in the fleet that are not loaded, because computing them is faster."""
-        return self.slower_on_disk + (self.fleet.slower_tokens if self.fleet is not None else 0)
+    def slower_in_fleet(self) -> int:
+        """The tokens that only the fleet has and that are not loaded, because computing them is faster."""
+        return self.fleet.slower_tokens if self.fleet is not None else 0
 
 
 class UncountedLookup:
@@ -66,8 +66,10 @@ class UncountedLookup:
             self._counted = True
             on_host = self._on_host if self._from_fleet else tokens
             counts = by_tier(self._lookup, self._memory, on_host, tokens)
-            slower = min(counts.missed_tokens, self._reads.slower_tokens)
-            count_lookup(self._client.session, msgspec.structs.replace(counts, slower_tokens=slower))
+            disk = min(counts.missed_tokens, self._reads.slower_on_disk)
+            fleet = min(counts.missed_tokens - disk, self._reads.slower_in_fleet)
+            slower = msgspec.structs.replace(counts, disk_slower_tokens=disk, remote_slower_tokens=fleet)
+            count_lookup(self._client.session, slower)
 
     @property
     def _from_fleet(self) -> bool:

@@ -151,7 +151,7 @@ class StoragePages:
         sample_lookup(session, found)
         counts = by_tier(found.lookup, found.tokens, found.available_tokens, tokens)
         slower = max(0, found.available_tokens - tokens)
-        count_lookup(session, msgspec.structs.replace(counts, slower_tokens=slower))
+        count_lookup(session, msgspec.structs.replace(counts, disk_slower_tokens=slower))
         return tokens
 
     def load(self, name: str, keys: Sequence[str], indices: Any, extra: Any) -> int:
