@@ -150,6 +150,10 @@ class LoadOrCompute:
             probes = self._tiers[tier].take_probe(now, len(needed) - awaited, computing - copying)
             return Decision.PROBE if probes else Decision.COMPUTE
 
+    def never_loads(self, tier: LoadTier) -> bool:
+        """Returns whether nothing is loaded from a tier because a setting says so."""
+        return self._modes[tier] is LoadMode.NEVER
+
     def copied(self, tokens: int, seconds: float) -> None:
         """Records how long it took to copy tokens from memory to the engine."""
         with self._lock:

@@ -159,6 +159,19 @@ def _drop_from_memory(daemon: DiskDaemon, engine: SglangEngine) -> None:
     assert eventually(is_empty, _WAIT_S), daemon.header()
 
 
+def test_nothing_is_read_from_a_disk_that_a_setting_excludes(daemon: DiskDaemon) -> None:
+    spec = Spec("mha", 128, heads=8)
+    with SglangEngine(spec, daemon.socket, load="disk=never") as engine:
+        engine.insert(1, 4)
+        daemon.save()
+        daemon.flush("memory")
+        for _ in range(3):
+            engine.reset()
+            assert engine.restore(1, 4) == computed(spec)
+            engine.poll()
+        assert not _slower_tokens(daemon) and not daemon.header().disk_read
+
+
 def _slower_tokens(daemon: DiskDaemon) -> int:
     return sum(slot.counts.disk_slower_tokens for slot in daemon.slots())
 

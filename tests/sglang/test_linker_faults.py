@@ -124,9 +124,10 @@ def test_without_a_daemon_sglang_serves(tmp_path: Path) -> None:
     [
         (
             {"sockets": "/tmp/x"},
-            "the known keys are socket, salt, name, weights, lease, disk_timeout, remote_timeout, remote_least, flush,",
+            "the known keys are socket, salt, name, weights, lease, disk_timeout, remote_timeout, remote_least, load,",
         ),
         ({"lease": "long"}, "Expected `float`"),
+        ({"load": "memory=never"}, "what is in memory is always loaded"),
         ({"remote_timeout": 0.0}, "remote_timeout must be more than 0"),
         ({"weights": ""}, 'set "weights" in linker_extra_config'),
     ],

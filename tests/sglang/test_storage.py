@@ -163,6 +163,16 @@ def test_pages_come_from_disk(request: pytest.FixtureRequest, kind: str, fixture
         assert engine.restore(1, 6) == whole(spec, 6)
 
 
+def test_pages_on_a_disk_that_a_setting_excludes_are_computed(daemon: DiskDaemon) -> None:
+    spec = Spec("mha", 128, heads=8, layout="page_first")
+    with SglangEngine(spec, daemon.socket, timeout=30.0, load="disk=never") as engine:
+        engine.insert(1, 6)
+        daemon.save()
+        daemon.flush("memory")
+        engine.reset()
+        assert engine.restore(1, 6) == computed(spec)
+
+
 @pytest.mark.parametrize("kind", ["mha", "swa", "mamba"])
 def test_clearing_drops_the_pages_of_this_model_only(daemon: DiskDaemon, kind: str) -> None:
     spec = Spec(kind, 16, layout="page_first")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -22,10 +23,12 @@ from fleet_host import PATIENT, FleetHost
 from leaving_out import NEW_PAGES, small_daemon, until_left_out, use_all_that_return
 from pagetier.client import Client
 from pagetier.client.engines.fleet_reads import FleetLimits
+from pagetier.client.engines.sglang.engine.settings import read_settings, read_storage_settings
 from pagetier.client.engines.sglang.linker.offloads import Offload
 from pagetier.client.engines.sglang.pools.device_pools import FULL, WINDOW
 from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup
 from pagetier.client.engines.sglang.storage.pages import StoragePages
+from pagetier.client.load_or_compute import load_modes
 from pagetier.shm import clock
 from virtual_clock import VirtualClock, in_main_thread, standing_clock, virtual_clock
 
@@ -42,13 +45,13 @@ def daemon() -> Iterator[DiskDaemon]:
         yield daemon
 
 
-def pages_of(client: Client, tensors: npt.NDArray[np.uint16], *pools: str) -> StoragePages:
+def pages_of(client: Client, tensors: npt.NDArray[np.uint16], *pools: str, load: str = "measured") -> StoragePages:
     """Returns the pages of pools with these tensors, by default that with full attention."""
     planes, groups = [list(part) for part in tensors], {}
     for pool in pools or (FULL,):
         cache = client.register(planes, layout="separate_blocks", model=f"test {pool}", page_tokens=TOKENS)
         groups[pool] = EngineGroup(pool, cache.group, {}, TOKENS)
-    return StoragePages(client, lambda: groups, FleetLimits(10.0))
+    return StoragePages(client, lambda: groups, FleetLimits(10.0), load_modes(load))
 
 
 def tokens_by_tier(daemon: DiskDaemon) -> tuple[int, int, int, int]:
@@ -103,6 +106,27 @@ def test_pages_that_are_computed_faster_are_not_promised_and_counted(daemon: Dis
         assert pages.restorable(HASHES, (), None).lengths == ()
         assert tokens_by_tier(daemon) == (0, tokens, 0, 2 * tokens)
         assert sum(slot.counts.disk_slower_tokens for slot in daemon.slots()) == 2 * tokens
+
+
+def test_nothing_is_loaded_from_a_disk_that_a_setting_excludes(daemon: DiskDaemon) -> None:
+    tensors, tokens = np.ones((2, LAYERS, BLOCKS, TOKENS, 2, 8), np.uint16), PAGES * TOKENS
+    with daemon.client(timeout=10.0) as client:
+        pages = pages_of(client, tensors, load="disk=never")
+        assert all(pages.store(FULL, HASHES, SLOTS, None))
+        assert pages.count(HASHES, None) == PAGES
+        assert not daemon.save().trouble
+        daemon.flush("memory")
+        assert pages.count(HASHES, None) == 0
+        assert tokens_by_tier(daemon) == (tokens, 0, 0, tokens)
+        assert not sum(slot.counts.disk_slower_tokens for slot in daemon.slots()), "nothing was measured"
+
+
+@pytest.mark.parametrize("read", [read_settings, lambda given: read_storage_settings({"interface_v1": 1} | given)])
+def test_a_setting_says_when_disk_and_fleet_are_loaded_from(read: Callable[[dict[str, str]], Any]) -> None:
+    assert [read({"load": load}).load for load in ("never", "disk=always")] == ["never", "disk=always"]
+    for wrong, says in (("sometimes", "load must be one of"), ("memory=never", "memory is always loaded")):
+        with pytest.raises(ValueError, match=says):
+            read({"load": wrong})
 
 
 def test_a_question_of_several_pools_matches_once(daemon: DiskDaemon) -> None:

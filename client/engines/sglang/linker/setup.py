@@ -34,7 +34,7 @@ from pagetier.client.engines.sglang.linker.released_hints import ReleasedHints
 from pagetier.client.engines.sglang.linker.transfers import RankServices, ServedGroups, Streams, Transfers
 from pagetier.client.engines.sglang.pools.device_pools import DevicePool, device_pools, require_replicas
 from pagetier.client.engines.weights import ModelIdentity
-from pagetier.client.load_or_compute import LoadOrCompute
+from pagetier.client.load_or_compute import LoadOrCompute, load_modes
 from pagetier.client.registration import paged_cache_of
 from pagetier.kernels.config.settings_file import load_settings
 
@@ -104,7 +104,7 @@ def open_transfers(
 
 def _reading(client: Client, thread: PrefetchThread, settings: LinkerSettings) -> Reading:
     """Returns what reads from disk and fleet. SGLang's scheduler reports its batches from now on."""
-    rule = LoadOrCompute()
+    rule = LoadOrCompute(load_modes(settings.load))
     fleet = FleetReads(client, thread, rule)
     fleet.limits = FleetLimits(settings.remote_timeout, settings.remote_least)
     measure_batches()

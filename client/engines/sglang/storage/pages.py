@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -20,9 +21,11 @@ from pagetier.client.engines.sglang.pools.host_pools import RIDES
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.keys import Keys
+from pagetier.client.load_or_compute import LoadMode, LoadOrCompute
 from pagetier.client.prompt_reader import PromptReader
 from pagetier.client.session_lookups import count_lookup, find, sample_lookup
 from pagetier.client.store_result import Outcome
+from pagetier.client.tier_speed import LoadTier
 from pagetier.kernels.layout.slot_map import SlotMap
 from pagetier.shm import clock
 from pagetier.shm.clock import Deadline
@@ -62,6 +65,7 @@ class StoragePages:
         opened: Returns the groups by the name of their pool; None while the weights are not identified, and then
             nothing is cached.
         limits: What a call may wait for; `timeout` counts for daemon and disk too.
+        load: When prefixes are loaded from disk and fleet, see load_modes().
         stores: Whether this rank stores its pages. Of replicas, one does so for all.
 
     Attributes:
@@ -71,11 +75,17 @@ class StoragePages:
     """
 
     def __init__(
-        self, client: Client, opened: Callable[[], Groups | None], limits: FleetLimits, *, stores: bool = True
+        self,
+        client: Client,
+        opened: Callable[[], Groups | None],
+        limits: FleetLimits,
+        load: Mapping[LoadTier, LoadMode] = MappingProxyType({}),
+        *,
+        stores: bool = True,
     ) -> None:
         self._client, self._opened, self._limits, self._timeout = client, opened, limits, limits.timeout
         self._stores = stores
-        self._reader = PromptReader(client)
+        self._reader = PromptReader(client, LoadOrCompute(load))
         self.batches = BatchTimes(self._reader.rule)
         self.loaded: deque[CopiedBatch] = deque(maxlen=_MOST_BATCHES)
         self.stored: deque[CopiedBatch] = deque(maxlen=_MOST_BATCHES)
@@ -150,7 +160,8 @@ class StoragePages:
         session = self._client.session
         sample_lookup(session, found)
         counts = by_tier(found.lookup, found.tokens, found.available_tokens, tokens)
-        slower = max(0, found.available_tokens - tokens)
+        never = self._reader.rule.never_loads(LoadTier.DISK)
+        slower = 0 if never else max(0, found.available_tokens - tokens)
         count_lookup(session, msgspec.structs.replace(counts, disk_slower_tokens=slower))
         return tokens
 

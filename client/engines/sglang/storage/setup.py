@@ -29,6 +29,7 @@ from pagetier.client.engines.sglang.pools.host_pools import host_pools
 from pagetier.client.engines.sglang.storage.pages import StoragePages
 from pagetier.client.engines.unsupported import UnsupportedError
 from pagetier.client.engines.weights import ModelIdentity
+from pagetier.client.load_or_compute import load_modes
 from pagetier.client.registration import paged_cache_of
 from pagetier.kernels.layout.page_layout import Shard
 
@@ -77,7 +78,7 @@ def open_storage(config: Any, hosts: Mapping[str, Any]) -> StoragePages:
     weights = weights_thread(facts, settings, identified)
     wait_for_weights(weights, number)
     limits = FleetLimits(settings.timeout, settings.remote_least)
-    return StoragePages(client, opened, limits, stores=not config.attn_cp_rank)
+    return StoragePages(client, opened, limits, load_modes(settings.load), stores=not config.attn_cp_rank)
 
 
 def _shard(config: Any, pool: DevicePool) -> Shard:
