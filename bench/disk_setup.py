@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from daemon_setup import Stage
+from pagetier.daemon.stats.snapshot import Snapshot
+from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.daemon.status.daemon_status import unpack
 from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm._core import IndexHeader, Observer
@@ -59,6 +61,11 @@ class Scene(Stage):
         """Returns the counters of the index."""
         with self._observing() as (_, observer):
             return observer.header()
+
+    def snapshot(self) -> Snapshot:
+        """Returns the snapshot that `pagetier stats` shows."""
+        with self._observing() as (_, observer):
+            return take_snapshot(observer)
 
     def loaded_bytes(self) -> int:
         """Returns the bytes that engines have loaded from memory."""

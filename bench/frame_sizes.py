@@ -243,7 +243,7 @@ class _SparseStart:
         """Returns the CPU time of a start until all pages are known, and of a stop."""
         before = _children_cpu()
         with Scene(self._folder, *_sizes(self._layout), "--disk-size", str(self._cap)) as scene:
-            until("socket", scene.socket.exists, _PATIENCE_S)
+            scene.client().close()
             while not scene.disk_open(self._pages):
                 time.sleep(0.05)
         return _children_cpu() - before
