@@ -15,7 +15,7 @@ import msgspec
 from pagetier.client.groups import ChunkedAttention, Group, Recurrent, SlidingWindow
 from pagetier.shm.geometry import DEFAULT_FRAME_BYTES
 
-_ENOUGH: Final = 1 / 1.1  # the disk writes at most 1.1 times the bytes of pages, since its slots are frames, too
+_ENOUGH: Final = 1 / 1.09  # a disk writes slots of frames and, for each page, its record: 1.1 times the bytes at most
 _LEAST: Final = 0.75  # below it hits of coarser pages would be lost for nothing: the model needs smaller frames
 _MOST_TOKENS: Final = 512
 _PAGE_TOKENS: Final = (64, 128, 256, 512)  # with shorter pages an engine that looks up each page takes more time
@@ -51,7 +51,7 @@ class BlockGroup(msgspec.Struct, frozen=True):
 
 
 def blocks_of_page(groups: Sequence[BlockGroup]) -> int:
-    """Returns how many blocks form a page in each group: the fewest whose frames take 1.1 times their bytes or less.
+    """Returns how many blocks form a page in each group: the fewest whose frames take 1.09 times their bytes or less.
 
     If even pages of 512 tokens take more, it is the number that fills most; if that is less than 75 %, it is 1.
     """

@@ -22,7 +22,7 @@ from pagetier.shm.geometry import DEFAULT_FRAME_BYTES
 _KIB = 1 << 10
 _MIB = 1 << 20
 _BLOCKS = (16, 64, 256)
-_ENOUGH = 1 / 1.1
+_ENOUGH = 1 / 1.09
 _DESIGN = Path(__file__).parents[3] / "docs" / "design" / "frames.md"
 _MOST_TOKENS = 512
 

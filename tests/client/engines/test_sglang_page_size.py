@@ -17,7 +17,7 @@ from pagetier.shm.geometry import DEFAULT_FRAME_BYTES
 
 _PAGE = Path(__file__).parents[3] / "docs" / "sglang.md"
 _MIB = 1 << 20
-_ENOUGH = 1 / 1.1
+_ENOUGH = 1 / 1.09
 
 _SETTINGS: dict[str, Any] = {
     "page_size": None,
