@@ -133,6 +133,7 @@ class RowType(Generic[_Row]):
         used = struct.calcsize("<" + "".join(formats))
         self._struct = struct.Struct(f"<{''.join(formats)}{layout.size - used}x")
         self._row: type[_Row] = row
+        self._offsets = {name: offset for name, offset, _ in layout.fields}
         assert self._struct.size == layout.size and row._fields == tuple(name for name, _, _ in layout.fields)
 
     def pack(self, rows: Iterable[_Row]) -> bytes:
@@ -147,6 +148,10 @@ class RowType(Generic[_Row]):
         """Returns one row."""
         row: _Row = self._row._make(self._struct.unpack_from(packed, number * self._struct.size))
         return row
+
+    def codes(self, packed: bytes, field: str) -> bytes:
+        """Returns a field of one byte, of all rows. A few nanoseconds a row, where a row as an object takes a µs."""
+        return packed[self._offsets[field] :: self._struct.size]
 
     def first(self, packed: bytes, count: int) -> bytes:
         """Returns the bytes of the first rows."""

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 import click
 import msgspec
 
 from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, duration_option, socket_option
-from pagetier.daemon.cli.page_arguments import BATCH_PAGES, named_pages, pages_options
+from pagetier.daemon.cli.page_arguments import named_pages, pages_options
 from pagetier.daemon.host.peer_credentials import Rights
+from pagetier.shm.clock import Deadline
 from pagetier.shm.page_rows import PAGE_KEYS
 from pagetier.shm.protocol import PREFETCH, Fetch, Fetched, FetchOutcome
 from pagetier.shm.units import counted
+
+# Pages of a request. The daemon begins their reads in one turn, in about 15 ms, while others wait.
+_AT_ONCE: Final = 1 << 12
 
 
 class PrefetchOutcome(msgspec.Struct, frozen=True):
@@ -67,8 +71,9 @@ def _read(daemon: Daemon, keys: bytes, timeout: float) -> Iterator[Fetched]:
     """Yields the outcomes of the pages, a part at a time, up to the first part that is not in memory as a whole."""
     if PREFETCH not in daemon.extras:
         raise click.ClickException("this daemon is of an earlier version, which reads nothing ahead: restart it")
-    for number, asked in enumerate(PAGE_KEYS.batches(keys, BATCH_PAGES), 1):
-        part = daemon.ask(Fetch(number, asked, timeout), Fetched)
+    deadline = Deadline(timeout)
+    for number, asked in enumerate(PAGE_KEYS.batches(keys, _AT_ONCE), 1):
+        part = daemon.ask(Fetch(number, asked, deadline.left), Fetched)
         yield part
         if set(part.outcomes) - {FetchOutcome.IN_MEMORY}:
             return

@@ -48,6 +48,7 @@ _MOST_FROM_FLEET = 0.5
 FLEET: Final = DISK_DEVICES  # in place of a device's number
 _GRANTED: Final = (ReserveOutcome.GRANTED, ReserveOutcome.GRANTED_TO_FLEET)
 _BEING_READ: Final = (*_GRANTED, ReserveOutcome.PENDING)
+_IS_BEING_READ: Final = bytes(outcome in _BEING_READ for outcome in range(256))
 NO_LIMIT: Final = 1 << 62  # of the frames of a request
 
 
@@ -124,16 +125,17 @@ class LowerTierReads:
         stalled: set[int],
     ) -> int:
         """Sends the reads of what was granted, and waits for pages. Returns the number of frames that were granted."""
-        pages = list(PAGES_TO_READ.read(rows))
+        outcomes = PAGES_TO_READ.codes(rows, "outcome")
+        # A request may name half a million pages. Only those that are read become objects: others wait.
+        being_read = itertools.compress(itertools.count(), outcomes.translate(_IS_BEING_READ))
+        pages = {at: PAGES_TO_READ.row(rows, at) for at in being_read}
         point("reads.granted")
-        waiting = WaitingFetch(request, bytes(page.outcome for page in pages), reply)
-        granted = self._read(pages, spaces)
+        waiting = WaitingFetch(request, outcomes, reply)
+        granted = self._read(pages.values(), spaces)
         point("reads.sent")
         # Pages that other requests asked for before are waited for like the ones that were granted now.
-        for at, page in enumerate(pages):
-            if page.outcome not in _BEING_READ or page.serial not in self._reading:
-                continue
-            if self._reading[page.serial].device not in stalled:
+        for at, page in pages.items():
+            if page.serial in self._reading and self._reading[page.serial].device not in stalled:
                 waiting.open[page.serial].append(at)
         if waiting.open and request.timeout > 0:
             self._wait(waiting, request.timeout)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import operator
 from array import array
 from collections import defaultdict
 from collections.abc import Callable
@@ -24,6 +26,7 @@ _FETCH_OUTCOME_OF: Final = {
     ReserveOutcome.GRANTED_TO_FLEET: FetchOutcome.PENDING,
 }
 _FETCH_OUTCOMES: Final = bytes.maketrans(bytes(_FETCH_OUTCOME_OF), bytes(_FETCH_OUTCOME_OF.values()))
+_IS_MISSED: Final = bytes(outcome != FetchOutcome.IN_MEMORY for outcome in range(256))
 # A disk that has completed no read for this long is stalled: it gets no more frames, and requests do not wait for it.
 _STALLED_S: Final = 2.0
 
@@ -64,9 +67,11 @@ class WaitingFetch:
 
     def missed_on_disk(self) -> int:
         """Returns how many pages are not in memory and were not located in the fleet."""
-        located = array("Q", located_columns(self._located)[1])
-        absent = (page for page, outcome in enumerate(self.outcomes) if outcome != FetchOutcome.IN_MEMORY)
-        return sum(1 for page in absent if not (located and located[page]))
+        missed = self.outcomes.translate(_IS_MISSED)
+        if not self._located:
+            return missed.count(1)
+        sizes = array("Q", located_columns(self._located)[1])
+        return sum(map(operator.not_, itertools.compress(sizes, missed)))
 
 
 class ReadJob(msgspec.Struct, eq=False):

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import os
 import struct
 import tracemalloc
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Self
 
 import pytest
 
 from anonymous_segments import DAY_NS, Memory, attach
+from counted_instructions import instructions_of
 from numbered_pages import FRAME, GEOMETRY, key_of
 from pagetier.daemon.common import loop_clock
 from pagetier.daemon.reads.lower_tier_reads import LowerTierReads
 from pagetier.shm._core import KEY_BYTES, Owner, WriteRule
-from pagetier.shm.page_rows import PAGES_TO_READ
-from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
+from pagetier.shm.page_rows import LOCATED_PAGES, PAGE_KEYS, PAGES_TO_READ, LocatedPage
+from pagetier.shm.protocol import Fetch, Fetched, FetchLocated, FetchOutcome
 from pagetier.tiers.worker_protocol import Command, HasRead, Read
 
 PAGES = 40
@@ -124,6 +127,29 @@ async def test_a_waiting_request_is_answered_after_another_timed_out(memory: tup
         assert set((await disk.ask(KEYS, 1e-6)).outcomes) == {FetchOutcome.PENDING}
         disk.read_all()
         assert (await waiting).outcomes == bytes([FetchOutcome.IN_MEMORY]) * PAGES + bytes([FetchOutcome.ABSENT])
+
+
+@pytest.mark.parametrize("located", [False, True], ids=["disk", "fleet"])
+async def test_pages_that_are_not_read_cost_no_step_of_python(memory: tuple[Memory, Owner], located: bool) -> None:
+    """Half a million pages are one request, which no other one interrupts: only the core looks at each of them."""
+    with Disk(*memory) as disk:
+
+        async def steps(absent: int) -> int:
+            keys = KEYS[: 2 * KEY_BYTES] + os.urandom(absent * KEY_BYTES)
+            answers = list[Fetched]()
+            ask: Callable[[], object]
+            if located:
+                pages = LOCATED_PAGES.pack(LocatedPage(key, 0, 0) for key in PAGE_KEYS.split(keys))
+                ask = partial(disk.reads.ask_located, FetchLocated(1, pages, 0.0, ()), answers.append, ())
+            else:
+                ask = partial(disk.reads.ask, Fetch(1, keys, 0.0), answers.append)
+            executed = instructions_of(ask)
+            assert answers[0].outcomes == bytes([FetchOutcome.PENDING] * 2 + [FetchOutcome.ABSENT] * absent)
+            return executed
+
+        await steps(1)  # reads the two pages
+        assert await steps(50_000) == await steps(1_000)
+        assert disk.read_all() == 2
 
 
 @pytest.mark.usefixtures("virtual_time")
