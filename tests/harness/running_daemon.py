@@ -41,10 +41,6 @@ from pagetier.shm.protocol import (
 from pagetier.shm.segment_files import observe_and_close
 from process_states import workers_of
 
-CALL_S = 20.0
-"""The timeout of clients, for a busy machine. A test of what a client does without an answer passes a shorter one."""
-_WRITTEN_S = 60.0  # also to a slow disk
-
 
 class RunningDaemon:
     """`pagetierd` with a socket and segments of its own.
@@ -118,8 +114,11 @@ class RunningDaemon:
         assert self.process is not None
         return self.process.wait()
 
-    def client(self, *, timeout: float = CALL_S, name: str = "") -> Client:
-        """Returns an attached client, which is closed with the daemon if the test does not close it."""
+    def client(self, *, timeout: float = PATIENCE_S, name: str = "") -> Client:
+        """Returns an attached client, which is closed with the daemon if the test does not close it.
+
+        A test of what a client does without an answer passes a shorter timeout.
+        """
         client = Client(self.socket, timeout=timeout, name=name)
         self._clients.add(client)
         assert client.wait_attached(PATIENCE_S), self.log.read_text()
@@ -196,7 +195,7 @@ class RunningDaemon:
             assert isinstance(answer, Saved)
             return answer if answer.synced or answer.trouble else None
 
-        answer = eventually(saved, _WRITTEN_S)
+        answer = eventually(saved)
         assert answer is not None, self.log.read_text()
         return answer
 
@@ -206,7 +205,7 @@ class RunningDaemon:
         def written() -> bool:
             return self.save().synced and not self.header().open_entries
 
-        assert eventually(written, _WRITTEN_S), self.header()
+        assert eventually(written), self.header()
 
     def leftovers(self) -> list[str]:
         """Returns the shared memory under this daemon's name."""

@@ -163,6 +163,7 @@ def test_a_killed_daemon_is_noticed_at_once_also_by_a_waiting_client(daemon: Run
         assert ended.wait(PATIENCE_S), "not at the end of its timeout"
         waiting.join()
     daemon.start()
+    assert eventually(lambda: not daemon.slots()), "the closed client finds it and returns its slot"
 
 
 # --- 5: anonymous locks outlive their owner --------------------------------------------------------------------------

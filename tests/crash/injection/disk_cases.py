@@ -13,7 +13,6 @@ from injection.injector import Action, Case, Role
 from injection.operation import Operation
 from injection.scene import InjectionScene
 from injection.verdicts import (
-    DONE_S,
     SHORT_S,
     await_end,
     check_engines,
@@ -80,7 +79,7 @@ def end_disk_case(scene: InjectionScene, operation: Operation, since: Begun) -> 
 def _check_during_fault(scene: InjectionScene, operation: Operation, case: Case) -> None:
     """Checks the engines while the disk is in trouble; a lasting fault continues until the injector is disarmed."""
     if operation.ends_daemon:
-        assert eventually(operation.done, 2 * STOP_S + DONE_S), "the stop of the daemon waits for the disk"
+        assert eventually(operation.done), "the stop of the daemon waits for the disk"
         return
     assert eventually(lambda: _is_served(scene, operation)), scene.daemon.log.read_text()
     check_engines(scene, operation)

@@ -12,7 +12,6 @@ from injection.injector import Action, Case, Role
 from injection.operation import Operation
 from injection.scene import InjectionScene
 from injection.verdicts import (
-    DONE_S,
     QUIET_S,
     SHORT_S,
     await_end,
@@ -86,7 +85,7 @@ def _after_stop(scene: InjectionScene, operation: Operation, role: Role, pid: in
     if role is Role.TIER:
         operation.load_away(SHORT_S)
     os.kill(pid, signal.SIGCONT)
-    assert eventually(operation.done, DONE_S), f"the operation did not continue: {scene.daemon.log.read_text()}"
+    assert eventually(operation.done), f"the operation did not continue: {scene.daemon.log.read_text()}"
     if operation.ends_daemon and not scene.daemon.lives:
         scene.daemon.start()
     _check_recovery(scene, operation)

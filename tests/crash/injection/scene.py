@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from injection.colliding_pages import FRAME, FRAMES, PAGE, SEED, keys_of
 from injection.forked_processes import ForkedDaemon, ForkedEngine, Stage
 from oracle.checker import FLEET_NAME, WORKER_NAME, Losses, findings
@@ -18,7 +18,6 @@ from oracle.journal import Journal, Reported, read_journals
 from oracle.witness import Verified, Witness
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm._core import IndexHeader
-from running_daemon import CALL_S
 
 QUARANTINE: Final = 0.05
 
@@ -30,7 +29,7 @@ class InjectionScene:
     is that of the observing client, in seconds.
     """
 
-    def __init__(self, on: Stage, folder: Path, flags: Sequence[str], timeout: float = CALL_S) -> None:
+    def __init__(self, on: Stage, folder: Path, flags: Sequence[str], timeout: float = PATIENCE_S) -> None:
         self.injector, self.turns = on.injector, on.turns
         self.daemon = ForkedDaemon(
             on.fork_client, str(FRAMES * FRAME), str(FRAME), "--constant", f"store.quarantine={QUARANTINE}", *flags

@@ -21,7 +21,7 @@ from injection.injector import POINTS, Case, Met, Role, Site
 from injection.operation import Operation
 from injection.process_cases import end_process_case, run_process_case
 from injection.scene import InjectionScene
-from injection.verdicts import DONE_S, QUIET_S
+from injection.verdicts import QUIET_S
 
 SEED: Final = int(os.environ.setdefault("SWEEP_SEED", str(secrets.randbits(32))))
 """Draws the eviction policy of each sweep. The processes of pytest-xdist inherit it by the environment."""
@@ -98,7 +98,7 @@ def record(scene: InjectionScene, kind: type[Operation]) -> Recorded:
     of_pid = {operation.pid(role): role for role in kind.roles if role not in kind.starts}
     scene.injector.forget()
     operation.act()
-    assert eventually(operation.done, DONE_S), f"{kind.__name__} did not end: {scene.daemon.log.read_text()}"
+    assert eventually(operation.done), f"{kind.__name__} did not end: {scene.daemon.log.read_text()}"
     met = _met_until_rest(scene)
     if Role.ENGINE in kind.starts:
         of_pid[operation.pids_of_engines()[0]] = Role.ENGINE

@@ -10,7 +10,6 @@ from injection.scene import InjectionScene
 from pagetier.shm._core import IndexHeader
 
 SHORT_S: Final = 0.1
-DONE_S: Final = 30.0
 QUIET_S: Final = 0.07
 """A little longer than the interval of the daemon's periodic checks."""
 
@@ -43,7 +42,7 @@ def strikes(scene: InjectionScene, operation: Operation, seconds: float, wait: f
 
 def await_end(scene: InjectionScene, operation: Operation) -> None:
     """Waits for the end of an operation that ends the daemon, and starts the next daemon."""
-    assert eventually(operation.done, DONE_S), f"the stop of the daemon does not end: {scene.daemon.log.read_text()}"
+    assert eventually(operation.done), f"the stop of the daemon does not end: {scene.daemon.log.read_text()}"
     scene.daemon.start()
 
 
