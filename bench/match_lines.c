@@ -7,11 +7,22 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* The compiler does not report these accesses. A key is 32 bytes within a line. */
 #define PREFETCHED(address, writes, ...) trace_note(address, (writes) ? TRACED_PREFETCH_WRITE : TRACED_PREFETCH)
 #define __builtin_prefetch(...) PREFETCHED(__VA_ARGS__, 0, 0)
 #define memcmp(a, b, bytes) (trace_note(a, TRACED_READ), trace_note(b, TRACED_READ), __builtin_memcmp(a, b, bytes))
+
+/* Each question for the time is a microsecond after the one before, so that the output does not depend on the clock. */
+static int next_moment(struct timespec *now)
+{
+    static long long ns = 1000000000000ll;
+    ns += 1000;
+    *now = (struct timespec){.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+    return 0;
+}
+#define clock_gettime(clock, now) next_moment(now)
 
 #include "match_scene.h"
 

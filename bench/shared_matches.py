@@ -7,6 +7,7 @@ ran all the while, and as alone if it paused. The medians of both are those of a
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import statistics
@@ -26,6 +27,7 @@ from results_file import row_of, run_command
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "shared-matches.json"
 RUNS = 10
+TRIES = 20  # of a run: on a very busy machine the processes may never run at the same time
 ROUNDS = 100  # of 10 ms
 PAGES = (8, 512)
 WORKS = {"": 1000, "_without_work": 0}  # ns after each match: Python needs about a microsecond
@@ -103,6 +105,14 @@ def rates(found: Sequence[Batches], pages: int) -> Rates:
     return Rates(by_itself, (both[0], both[1]))
 
 
+def run(program: Path, pages: int, what: str, work_ns: int) -> Rates:
+    """Returns the medians of the first run in which both processes ran at once. Raises ValueError after TRIES runs."""
+    for _ in range(TRIES - 1):
+        with contextlib.suppress(ValueError):
+            return rates(batches(program, pages, what, ROUNDS, work_ns), pages)
+    return rates(batches(program, pages, what, ROUNDS, work_ns), pages)
+
+
 def _result(name: str, runs: Sequence[Rates], goal: Goal) -> Result:
     middle = sorted(runs, key=lambda each: each.ratio)[len(runs) // 2]
     most = max(each.ratio for each in runs)
@@ -112,10 +122,10 @@ def _result(name: str, runs: Sequence[Rates], goal: Goal) -> Result:
 
 def _prompts(program: Path) -> Iterator[Result]:
     for pages, what, (end, work_ns) in itertools.product(PAGES, WHAT, WORKS.items()):
-        found = (batches(program, pages, what, ROUNDS, work_ns) for _ in range(RUNS))
+        runs = [run(program, pages, what, work_ns) for _ in range(RUNS)]
         name = f"match_{pages}_{what}_2_processes_over_1{end}"
         goal = at_least(1.7) if work_ns else REPORTED
-        yield _result(name, [rates(each, pages) for each in found], goal)
+        yield _result(name, runs, goal)
 
 
 def measure() -> dict[str, Any]:

@@ -61,9 +61,13 @@ class IndexMachine(StoringMachine):
     def look_up(self, member: Member, chain: list[int], flaw: int) -> Pins:
         pins = member.session.match(Pins, None, b"".join(KEYS[key] for key in chain))
         pages = self.model.prefix(chain)
-        now = self.model.tick()
+        now, held = self.model.tick(), {page.serial for _, pinned in member.pins for page in pinned}
         for at, page in enumerate(pages):
-            self.model.stamp(page, now, len(chain) - at)
+            if page.serial in held:
+                self.model.blurred.add(page.serial)  # its tick is changed or a little older
+            else:
+                self.model.stamp(page, now, len(chain) - at)
+            held.add(page.serial)
         self.check_pins(member, pins, pages, flaw)
         return pins
 

@@ -90,23 +90,29 @@ static inline pt_found pt_find(pt_session *s, const uint8_t *key)
     return (pt_found){PT_NOWHERE, PT_NONE};
 }
 
-/* Prefetches the entry that a key probably has, and returns whether there is one. This is only a hint; no decision
- * depends on it. */
-static inline bool pt_prefetch_entry(pt_session *s, pt_bucket *buckets, const uint8_t *key)
+/* Returns the entry that a key probably has, or PT_NONE. This is only a hint; no decision depends on it. */
+static inline uint32_t pt_guess_entry(const pt_view *v, pt_bucket *buckets, const uint8_t *key)
 {
-    const pt_view *v = &s->view;
     pt_bucket *home = &buckets[pt_home(v, key)];
     uint32_t tag = pt_tag(key);
     for (uint32_t i = 0; i < PT_BUCKET_SLOTS; i++) {
         uint64_t slot = atomic_load_explicit(&home->slots[i], memory_order_relaxed);
         uint32_t entry = pt_slot_entry(slot);
-        if (!slot || pt_slot_tag(slot) != tag || entry >= v->entry_count)
-            continue;
-        pt_prefetch(&v->entries[entry]);
-        pt_prefetch_pin(s, entry);
-        return true; /* another key with this tag is rare */
+        if (slot && pt_slot_tag(slot) == tag && entry < v->entry_count)
+            return entry; /* another key with this tag is rare */
     }
-    return false;
+    return PT_NONE;
+}
+
+/* Prefetches the entry that a key probably has, and returns whether there is one. */
+static inline bool pt_prefetch_entry(pt_session *s, pt_bucket *buckets, const uint8_t *key)
+{
+    uint32_t entry = pt_guess_entry(&s->view, buckets, key);
+    if (entry == PT_NONE)
+        return false;
+    pt_prefetch(&s->view.entries[entry]);
+    pt_prefetch_pin(s, entry);
+    return true;
 }
 
 /* Prefetches what the first pages need, which no page before them does. A prompt that all engines begin with is short,
@@ -116,6 +122,8 @@ static inline void pt_prefetch_first(pt_session *s, pt_bucket *buckets, const ui
 {
     for (uint32_t i = 0; i < 2 * PT_AHEAD && i < count; i++)
         pt_prefetch(&buckets[pt_home(&s->view, keys + i * (uint64_t)PT_KEY_BYTES)]);
+    uint32_t first = count > 1 ? pt_guess_entry(&s->view, buckets, keys) : PT_NONE;
+    s->held = first != PT_NONE && s->own_pins[first].pins;
     for (uint32_t i = 0; i < PT_AHEAD && i < count && count > 1; i++)
         if (!pt_prefetch_entry(s, buckets, keys + i * (uint64_t)PT_KEY_BYTES))
             break;
@@ -173,7 +181,7 @@ static inline void pt_match_locked(pt_session *s, const uint8_t *keys, uint32_t 
         PT_POINT("match.pinned");
         to->entries[at] = found.entry;
         to->serials[at] = v->entries[found.entry].serial;
-        atomic_store_explicit(&v->locks[found.entry].tick, now + count - at, memory_order_relaxed);
+        pt_stamp_use(s, found.entry, now + count - at);
         PT_POINT("match.stamped");
     }
     to->count = to->reach = at;

@@ -152,8 +152,7 @@ static inline void pt_notice(pt_session *s, pt_group *g, uint32_t page)
  * single group gets the ticks of pt_match. */
 static inline void pt_stamp_page(const pt_search *f, const pt_group *g, uint32_t page)
 {
-    pt_a64 *tick = &f->session->view.locks[g->seen[page] & ~PT_SEEN_ON_DISK].tick;
-    atomic_store_explicit(tick, f->now - (page + 1) * g->step, memory_order_relaxed);
+    pt_stamp_use(f->session, g->seen[page] & ~PT_SEEN_ON_DISK, f->now - (page + 1) * g->step);
 }
 
 typedef struct {

@@ -24,13 +24,21 @@ typedef struct {
     pt_own_pins *own_pins; /* for each entry; guarded by lock, as are frames and bounded */
     uint64_t frames; /* frames of all pinned pages */
     bool bounded; /* a match ended because it would have pinned too many frames */
+    bool held; /* another request of the process had the page that was found last, or released last; guarded by lock */
     pt_counts *counts;
 } pt_session;
 
-
+/* Prefetches what pinning or releasing a page needs. Pages are pinned head first, so a page behind one that another
+ * request of the process holds is probably held, too. Then its lock word is not written, and other processors that
+ * read the line keep it. */
 static inline void pt_prefetch_pin(pt_session *s, uint32_t entry)
 {
-    pt_prefetch_write(&s->view.locks[entry]);
+    if (s->held) {
+        pt_prefetch(&s->view.locks[entry]);
+        pt_prefetch(&s->view.histories[entry].stamped);
+    } else {
+        pt_prefetch_write(&s->view.locks[entry]);
+    }
     pt_prefetch_write(&s->own_pins[entry]);
 }
 
@@ -98,7 +106,7 @@ static inline bool pt_keep(pt_session *s, uint32_t entry, bool wanted)
     pt_own_pins *own = &s->own_pins[entry];
     wanted = wanted && (own->pins ? own->pins < UINT16_MAX : pt_count_own_frames(s, entry));
     if (wanted)
-        own->pins++;
+        s->held = own->pins++;
     else if (!own->pins)
         pt_unpin(&s->view.locks[entry].word, s->slot);
     return wanted;
@@ -108,10 +116,31 @@ static inline bool pt_keep(pt_session *s, uint32_t entry, bool wanted)
 static inline void pt_release_one(pt_session *s, uint32_t entry)
 {
     pt_own_pins *own = &s->own_pins[entry];
-    if (--own->pins == 0) {
+    s->held = --own->pins;
+    if (!s->held) {
         s->frames -= own->frames;
         pt_unpin(&s->view.locks[entry].word, s->slot);
     }
+}
+
+#define PT_HELD_STAMP_NS 100000000ull
+
+/* Returns whether a reader stamped a page in the last 100 ms, and no store did after that: a store learns from the tick
+ * whether the page has returned (learn_from_stores.h). A tick of the future does not count. */
+static inline bool pt_was_just_stamped(const pt_view *v, uint32_t entry, uint64_t tick)
+{
+    uint64_t last = atomic_load_explicit(&v->locks[entry].tick, memory_order_relaxed);
+    return tick + PT_HELD_STAMP_NS - last < 2 * PT_HELD_STAMP_NS &&
+           (uint32_t)last != atomic_load_explicit(&v->histories[entry].stamped, memory_order_relaxed);
+}
+
+/* Stamps the recency of a page that was found and pinned. A page that another request of the process holds cannot be
+ * evicted now, and keeps a tick that is nearly as good: otherwise all engines would write the line of a prompt that all
+ * begin with at each of their matches. */
+static inline void pt_stamp_use(pt_session *s, uint32_t entry, uint64_t tick)
+{
+    if (s->own_pins[entry].pins < 2 || !pt_was_just_stamped(&s->view, entry, tick))
+        atomic_store_explicit(&s->view.locks[entry].tick, tick, memory_order_relaxed);
 }
 
 /* Counts a match that ended at the limit. Called at the end of each match; the caller holds the lock. */
@@ -125,6 +154,7 @@ static inline void pt_count_bounded(pt_session *s)
 static inline void pt_release(pt_session *s, const uint32_t *entries, uint32_t count)
 {
     pthread_mutex_lock(&s->lock);
+    s->held = count && s->own_pins[entries[0]].pins > 1;
     for (uint32_t i = 0; i < PT_AHEAD && i < count && count > 1; i++)
         pt_prefetch_pin(s, entries[i]);
     for (uint32_t i = 0; i < count; i++) {

@@ -79,8 +79,8 @@ typedef struct {
 _Static_assert(sizeof(pt_entry) == 128, "an entry is two cache lines");
 _Static_assert(offsetof(pt_entry, list_prev) == 64, "what readers need is the first line");
 
-/* What is known of a page's uses, for eviction. Only the daemon reads it. A new daemon adopts it, except children and
- * place, which it derives; bytes of any value may lie here then (cadence/history.h). */
+/* What is known of a page's uses, for eviction. Only the daemon reads it, except `stamped`. A new daemon adopts it,
+ * except children and place, which it derives; bytes of any value may lie here then (cadence/history.h). */
 typedef struct {
     /* the entry of the page before it, and its life then; PT_NONE: not known, or the first of its prompt */
     uint32_t parent, parent_life;
@@ -89,7 +89,7 @@ typedef struct {
     uint16_t class;
     uint8_t cadence, uses;
     /* what a choice of pages does not read */
-    uint32_t stamped; /* the low bits of its tick then */
+    pt_a32 stamped; /* the low bits of its tick then */
     uint32_t children; /* in memory */
     uint32_t place; /* among the leaves; PT_NONE if it is not one */
     /* depth: number of the page in its prompt, from 1; 0: not known. device: of the disk */

@@ -23,16 +23,21 @@ static inline uint32_t pt_appended(const pt_owner *o, const uint8_t *keys, uint3
     return appended;
 }
 
-/* A page has returned if a reader used it since the last store did. */
+/* A page has returned if a reader used it since the last store did (pt_stamp_use). */
 static inline bool pt_was_used(const pt_cadence *c, uint32_t entry)
 {
-    return (uint32_t)pt_tick_of(c, entry) != c->pages[entry].stamped;
+    return (uint32_t)pt_tick_of(c, entry) != atomic_load_explicit(&c->pages[entry].stamped, memory_order_relaxed);
+}
+
+static inline void pt_note_stamp(pt_cadence *c, uint32_t entry)
+{
+    atomic_store_explicit(&c->pages[entry].stamped, (uint32_t)pt_tick_of(c, entry), memory_order_relaxed);
 }
 
 static inline void pt_note_use_of(pt_owner *o, uint32_t entry, pt_said said, uint64_t now)
 {
     pt_cadence_use(o->cadence, entry, pt_key_hash(o->cadence, o->view.entries[entry].key), said, now);
-    o->cadence->pages[entry].stamped = (uint32_t)pt_tick_of(o->cadence, entry);
+    pt_note_stamp(o->cadence, entry);
 }
 
 /* Learns from the pages before the first one of a store. Their recency rises from `tick`, as that of one prompt. */
@@ -74,7 +79,7 @@ static inline void pt_find_parent(pt_owner *o, const pt_request *r, pt_prompt *p
         return;
     prompt->place.cadence = o->cadence->pages[parent].cadence;
     pt_stamp(o, parent, tick);
-    o->cadence->pages[parent].stamped = (uint32_t)pt_tick_of(o->cadence, parent);
+    pt_note_stamp(o->cadence, parent);
     if (unused)
         o->kind->used(list, parent, tick);
 }
@@ -154,6 +159,6 @@ static inline void pt_note_answer(pt_owner *o, const pt_request *r, const uint8_
     if (entry == PT_NONE)
         return;
     place->cadence = c->pages[entry].cadence;
-    c->pages[entry].stamped = (uint32_t)pt_tick_of(c, entry);
+    pt_note_stamp(c, entry);
     c->newest = entry;
 }
