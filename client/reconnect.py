@@ -21,6 +21,7 @@ from pagetier.shm.protocol import Attach, Welcome
 from pagetier.shm.safe_event import SafeEvent
 from pagetier.shm.socket_path import open_remedy
 from pagetier.shm.timed_get import get_in_time
+from pagetier.shm.unix_socket import nothing_listens
 
 log = logging.getLogger("pagetier.client")
 
@@ -29,6 +30,7 @@ _LONGEST_PAUSE_S = 1.0
 _ANSWER_S = 2.0
 _GOODBYE_S = 0.5
 _CONFIRMED_S = 0.05
+_ONLY_MAPPED = "stores are rejected, only mapped pages can be loaded"
 
 
 class LinkState(Enum):
@@ -130,8 +132,7 @@ class ReconnectThread:
         """Stops without waiting. May be called by a finalizer at any point of any thread."""
         self._leaving = True
         self._stops.put(None)  # the only queue that a finalizer may put to
-        link = self._link
-        if link is not None:
+        if (link := self._link) is not None:
             link.stop()
 
     def disown(self) -> None:
@@ -283,11 +284,10 @@ def log_event(event: LinkEvent) -> None:
         case LinkState.ATTACHED:
             log.info("attached to %s", event.detail)
         case LinkState.REJECTED:
-            log.warning("cannot attach: %s; stores are rejected, only mapped pages can be loaded", event.detail)
+            log.warning("cannot attach: %s; %s", event.detail, _ONLY_MAPPED)
         case LinkState.UNREACHABLE:
-            log.warning(
-                "cannot reach the daemon: %s; stores are rejected, only mapped pages can be loaded", event.detail
-            )
+            start = ": start pagetierd, or name its socket" if nothing_listens(event.detail) else ""
+            log.warning("cannot reach the daemon: %s%s; %s", event.detail, start, _ONLY_MAPPED)
         case LinkState.LOST:
             log.warning("%s; stores are rejected until it is back", event.detail)
 

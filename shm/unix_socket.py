@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -14,6 +15,7 @@ from pagetier.shm import clock
 from pagetier.shm.socket_path import SOCKET_NAME
 
 _CROWDED = "the daemon's connection queue is full"
+_NO_LISTENER = tuple(map(os.strerror, (errno.ENOENT, errno.ECONNREFUSED)))
 _TIMEVAL = struct.Struct("@ll")
 _BLOCKING_S = 0.1
 _SHORTEST_S = 1e-3  # 0 would mean no timeout
@@ -36,6 +38,11 @@ def why_not_connected(path: Path, error: OSError) -> str:
     if not isinstance(error, PermissionError) and path.is_dir():
         return f"it is a folder, not a socket: the daemon's may be {path / SOCKET_NAME}"
     return _CROWDED if isinstance(error, BlockingIOError) else error.strerror or str(error)
+
+
+def nothing_listens(why: str) -> bool:
+    """Returns whether a reason that ends as why_not_connected() says it means that no daemon has the socket."""
+    return why.endswith(_NO_LISTENER)
 
 
 def limit_receiving(connection: socket.socket) -> None:

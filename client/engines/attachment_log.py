@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 import threading
 from collections.abc import Callable
 from typing import Final
@@ -14,10 +12,9 @@ from pagetier.client.reconnect import LinkEvent, LinkState
 from pagetier.shm._core import Session
 from pagetier.shm.protocol import DISK
 from pagetier.shm.units import format_size
+from pagetier.shm.unix_socket import nothing_listens
 
 _NOTHING: Final = "nothing is cached"
-_NO_LISTENER: Final = tuple(map(os.strerror, (errno.ENOENT, errno.ECONNREFUSED)))
-"""How a reason ends if nothing listens. Others name their own remedy, or a daemon that is there and may answer yet."""
 
 
 class AttachmentLog:
@@ -76,7 +73,8 @@ class AttachmentLog:
                 return f"is not attached: {event.detail}; {lacking} until the daemon accepts this engine{remark}"
             case _:
                 start = f': start pagetierd, or, if it has another socket, set "socket" in {place}'
-                advice = start if event.detail.endswith(_NO_LISTENER) else ""
+                # Other reasons name their own remedy, or a daemon that is there and may answer yet.
+                advice = start if nothing_listens(event.detail) else ""
                 return f"is not attached: {event.detail}; {lacking} until a daemon answers{advice}{remark}"
 
 
