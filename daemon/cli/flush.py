@@ -13,7 +13,7 @@ import msgspec
 
 from pagetier.daemon.cli.confirmation import confirm
 from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option
-from pagetier.daemon.cli.page_arguments import chosen_spaces, keys_file_option, keys_in
+from pagetier.daemon.cli.page_arguments import FileCommand, chosen_spaces, keys_file_option, keys_in
 from pagetier.daemon.common.progress import Progress, progress_for_people
 from pagetier.daemon.host.peer_credentials import Rights
 from pagetier.shm import clock
@@ -108,7 +108,7 @@ class FlushOutcome(msgspec.Struct, frozen=True):
     trouble: str
 
 
-@click.command()
+@click.command(cls=FileCommand)
 @socket_option
 @click.option(
     "--namespace",

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from pagetier.daemon.cli.daemon_connection import daemon_at, socket_option
-from pagetier.daemon.cli.page_arguments import named_pages, pages_options
+from pagetier.daemon.cli.page_arguments import FileCommand, named_pages, pages_options
 from pagetier.daemon.stats.page_lookup import look_up, lookup_note
 from pagetier.shm.units import counted
 
@@ -19,7 +19,7 @@ _NO_CHAIN: Final = (
 )
 
 
-@click.command()
+@click.command(cls=FileCommand)
 @socket_option
 @pages_options
 @click.option("--json", "show", flag_value="json", help="Print one JSON object.")

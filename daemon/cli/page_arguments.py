@@ -17,6 +17,20 @@ _Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
+class FileCommand(click.Command):
+    """A command that takes files by options. For an argument without one it says which options do."""
+
+    allow_extra_args = True
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the command line. Raises click.UsageError if it is wrong."""
+        rest = super().parse_args(ctx, args)
+        if rest and not ctx.resilient_parsing:
+            options = " or ".join(name for param in self.params for name in param.opts if name.endswith("-file"))
+            raise click.UsageError(f'"{rest[0]}" needs an option before it: {options}', ctx)
+        return rest
+
+
 def keys_in(file: IO[bytes]) -> bytes:
     """Returns the keys in a file: a JSON list, or one on each line. Raises click.UsageError for anything else."""
     text = _text(file)

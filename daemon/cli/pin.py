@@ -12,7 +12,7 @@ import msgspec
 
 from pagetier.daemon.cli.config import config_of
 from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option
-from pagetier.daemon.cli.page_arguments import BATCH_PAGES, chosen_spaces, keys_file_option, keys_in
+from pagetier.daemon.cli.page_arguments import BATCH_PAGES, FileCommand, chosen_spaces, keys_file_option, keys_in
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.peer_credentials import Rights
 from pagetier.shm._core import HintKind
@@ -49,7 +49,7 @@ def _options(command: _Command) -> _Command:
     return command
 
 
-@click.command()
+@click.command(cls=FileCommand)
 @_options
 def pin(socket: Path, namespace: str | None, file: IO[bytes] | None, show: str | None) -> None:
     """Keep pages in memory: they are evicted last.
@@ -67,7 +67,7 @@ def pin(socket: Path, namespace: str | None, file: IO[bytes] | None, show: str |
     _expect_all(outcome, limit if file is None else f"not in memory, of another namespace, or {limit}")
 
 
-@click.command()
+@click.command(cls=FileCommand)
 @_options
 def unpin(socket: Path, namespace: str | None, file: IO[bytes] | None, show: str | None) -> None:
     """Let pages leave memory again that `pagetier pages pin` or an engine keeps.

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, duration_option, socket_option
-from pagetier.daemon.cli.page_arguments import named_pages, pages_options
+from pagetier.daemon.cli.page_arguments import FileCommand, named_pages, pages_options
 from pagetier.daemon.host.peer_credentials import Rights
 from pagetier.shm.clock import Deadline
 from pagetier.shm.page_rows import PAGE_KEYS
@@ -29,7 +29,7 @@ class PrefetchOutcome(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-@click.command()
+@click.command(cls=FileCommand)
 @socket_option
 @pages_options
 @duration_option("--timeout", "30s", "How long to wait.")

@@ -151,6 +151,13 @@ def test_a_wrong_file_is_a_usage_error(daemon: DiskDaemon, tmp_path: Path, optio
         assert (done.exit_code, words in done.output) == (Exit.USAGE, True), done.output
 
 
+@pytest.mark.parametrize("command", ["lookup", "prefetch"])
+def test_a_file_without_an_option_is_told_the_options(daemon: DiskDaemon, command: str) -> None:
+    done = daemon.pagetier("pages", command, "--namespace", SPACE.digest.hex(), "p.json")
+    assert done.exit_code == Exit.USAGE
+    assert '"p.json" needs an option before it: --keys-file or --tokens-file' in " ".join(done.output.split())
+
+
 @pytest.mark.usefixtures("client")
 def test_the_namespace_must_be_one_of_those_that_there_are(daemon: DiskDaemon, tokens_file: str) -> None:
     for wanted, words in (("other", 'no namespace is "other"; there are: '), ("model", "name one by its digest")):
