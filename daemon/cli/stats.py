@@ -9,7 +9,6 @@ import click
 import msgspec
 
 from pagetier.daemon.cli.daemon_connection import Unreachable, daemon_at, duration_option, socket_option
-from pagetier.daemon.cli.tier_text import pages_of
 from pagetier.daemon.stats.frame_advice import compression_text
 from pagetier.daemon.stats.snapshot import PageTier, Snapshot, Tiers
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
@@ -69,7 +68,7 @@ def one_line(snapshot: Snapshot) -> str:
     tiers = snapshot.tiers
     parts = [
         snapshot.daemon.phase_text,
-        _tier("memory", tiers.memory, tiers),
+        _tier("memory", tiers.memory),
         *([_disk(snapshot.disk, tiers)] if snapshot.disk.standing is not Standing.NONE else []),
         *([_fleet(snapshot.fleet)] if snapshot.fleet.standing != "none" else []),
         snapshot.lookups.text,
@@ -83,7 +82,7 @@ def _disk(report: DiskReport, tiers: Tiers) -> str:
     down = [device.folder for device in report.devices if device.standing is Standing.DOWN]
     silent = [f"{folder}: down" for folder in down if report.several and folder not in report.trouble]
     trouble = f" ({why})" if (why := "; ".join(filter(None, [report.trouble, *silent]))) else ""
-    return f"disk{state}{trouble}" if state else f"{_tier('disk', tiers.disk, tiers)}{trouble}"
+    return f"disk{state}{trouble}" if state else f"{_tier('disk', tiers.disk)}{trouble}"
 
 
 def _fleet(fleet: FleetStatus) -> str:
@@ -91,9 +90,9 @@ def _fleet(fleet: FleetStatus) -> str:
     return f"fleet {state}{f' ({fleet.trouble})' if fleet.trouble else ''}"
 
 
-def _tier(name: str, tier: PageTier, tiers: Tiers) -> str:
+def _tier(name: str, tier: PageTier) -> str:
     room = f"{format_size(tier.used)} of {format_size(tier.room)}"
-    return f"{name} {pages_of(tier, tiers)}, {room}{compression_text(tier.bytes, tier.used)}"
+    return f"{name} {tier.pages_text}, {room}{compression_text(tier.bytes, tier.used)}"
 
 
 def _show_tables(snapshot: Snapshot, socket: Path) -> None:

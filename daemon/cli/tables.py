@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pagetier.daemon.cli.tier_text import at_opening, room_in_pages, synced
+from pagetier.daemon.cli.tier_text import at_opening, synced
 from pagetier.daemon.stats.frame_advice import compression_text, stored_text
 from pagetier.daemon.stats.lookup_stats import LookupStats
 from pagetier.daemon.stats.size_advice import AbsentTokens
@@ -193,10 +193,7 @@ def _tiers(snapshot: Snapshot) -> Table:
     tiers = {name: getattr(snapshot.tiers, name) for name in snapshot.tiers.__struct_fields__}
     there = {name: tier for name, tier in tiers.items() if tier.cap}
     table = _table("Tier", *there)
-    cells = [
-        _tier_cells(tier, room_in_pages(tier, snapshot.tiers), _ratios(name, tier, snapshot.lookups))
-        for name, tier in there.items()
-    ]
+    cells = [_tier_cells(tier, _ratios(name, tier, snapshot.lookups)) for name, tier in there.items()]
     for label in cells[0]:
         table.add_row(label, *(column[label] for column in cells))
     return table
@@ -213,14 +210,14 @@ def _percent(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.1%}"
 
 
-def _tier_cells(tier: PageTier, room: int | None, ratios: dict[str, str]) -> dict[str, str]:
+def _tier_cells(tier: PageTier, ratios: dict[str, str]) -> dict[str, str]:
     return {
         "pages": f"{tier.pages:,}",
         "bytes": format_size(tier.bytes),
         "frames in use": format_size(tier.used),
         "compressed": f"{tier.bytes / tier.used:.2f} x" if tier.bytes > tier.used > 0 else "-",
         "room": format_size(tier.room),
-        "room in pages": "-" if room is None else f"{room:,}",
+        "room in pages": "-" if tier.room_pages is None else f"{tier.room_pages:,}",
         "cap": format_size(tier.cap),
         "hits": f"{tier.hits:,}",
         "misses": f"{tier.misses:,}",

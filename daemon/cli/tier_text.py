@@ -4,23 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from pagetier.daemon.stats.snapshot import PageTier, Tiers
 from pagetier.daemon.status.disk_report import DeviceReport, DiskReport
 from pagetier.shm import clock
-from pagetier.shm.units import counted
 
 _AT_OPENING: Final = {"new": "new and empty"}
-
-
-def room_in_pages(tier: PageTier, tiers: Tiers) -> int | None:
-    """Returns how many pages fit into a tier; None while no tier has any, since their size is not known then."""
-    return tier.room_pages if tiers.memory.pages or tiers.disk.pages else None
-
-
-def pages_of(tier: PageTier, tiers: Tiers) -> str:
-    """Returns how many pages a tier has, and if that is known how many fit: "3 of 40 pages"."""
-    room = room_in_pages(tier, tiers)
-    return "no page" if room is None else f"{tier.pages:,} of {counted(room, 'page')}"
 
 
 def at_opening(disk: DiskReport | DeviceReport) -> str:

@@ -89,7 +89,7 @@ def _labels(family: Metric) -> Iterator[str]:
 def _complete_sample() -> Sample:
     """Returns a sample of a daemon with all features, so that it has each metric."""
     return Sample(
-        header=IndexHeader(*[0] * len(IndexHeader._fields)),
+        header=IndexHeader(*[0] * len(IndexHeader._fields))._replace(used_frames=1, pages=1),
         counts=AttachmentCounts(*[0] * len(AttachmentCounts._fields)),
         attached=0,
         spaces=[NamespaceRecord(0, b"", "", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)],

@@ -122,8 +122,9 @@ def _tiers(sample: Sample) -> Iterator[Metric]:
         MEMORY: pages_that_fit(frames[MEMORY], in_memory, on_disk),
         DISK: pages_that_fit(frames[DISK], on_disk, in_memory),
     }
-    about = "Pages that fit into a tier, if further ones are as large as those in it or, if it is empty, in the other."
-    yield gauges("tier_room_pages", about, ["tier"], fitting)
+    if known := {tier: count for tier, count in fitting.items() if count is not None}:
+        about = "Pages that fit if further ones are as large as those in the tier; in an empty one, as in the other."
+        yield gauges("tier_room_pages", about, ["tier"], known)
     pages = {
         (MEMORY, "readable"): max(0, header.pages - header.open_entries),
         (MEMORY, "writing"): header.open_entries,

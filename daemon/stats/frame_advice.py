@@ -12,16 +12,16 @@ _LEAST_FILL: Final = 0.75
 _EMPTIES: Final = "a restart with it empties memory and the disk tier"
 
 
-def pages_that_fit(frames: int, own: tuple[int, int], other: tuple[int, int]) -> int:
-    """Returns for how many pages there is room in all of a tier.
+def pages_that_fit(frames: int, own: tuple[int, int], other: tuple[int, int]) -> int | None:
+    """Returns for how many pages there is room in all of a tier; None while no tier has any: their size is not known.
 
     Args:
         frames: Frames for which the tier has room.
         own: Its frames in use, and the pages in them. Further pages count with as many frames.
-        other: Those of another tier, whose pages count if this one has none. If both are empty, a page takes one frame.
+        other: Those of another tier, whose pages count if this one has none.
     """
-    used_frames, pages = next(filter(all, (own, other)), (1, 1))
-    return max(own[1], frames * pages // used_frames)
+    used_frames, pages = next(filter(all, (own, other)), (0, 0))
+    return max(own[1], frames * pages // used_frames) if pages else None
 
 
 def compression_text(nbytes: int, stored_bytes: int) -> str:

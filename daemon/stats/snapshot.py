@@ -18,6 +18,7 @@ from pagetier.daemon.status.fleet_status import FleetStatus
 from pagetier.daemon.status.hint_report import HintReport
 from pagetier.daemon.status.huge_page_report import HugePageReport
 from pagetier.daemon.status.phase import Phase
+from pagetier.shm.units import counted
 
 
 class PageTier(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +28,7 @@ class PageTier(msgspec.Struct, frozen=True, kw_only=True):
         cap: Bytes that the tier may use; 0 if this daemon has no such tier.
         room: Bytes of the frames that fit under the cap. On disk headers and trees take the rest.
         room_pages: Pages that fit, if further ones are as large as those in the tier; in an empty one as in the other
-            one, or if that is empty too of a frame each.
+            one. None if that is empty too.
         used: Bytes in use, in whole frames; fewer than `bytes` if the pages are compressed.
         pages: Pages in the tier, including those that are being written.
         hits: Memory: pages that the first match of a request found. Disk: pages that were read in time.
@@ -39,7 +40,7 @@ class PageTier(msgspec.Struct, frozen=True, kw_only=True):
 
     cap: int = 0
     room: int = 0
-    room_pages: int = 0
+    room_pages: int | None = None
     used: int = 0
     pages: int = 0
     bytes: int = 0
@@ -56,6 +57,11 @@ class PageTier(msgspec.Struct, frozen=True, kw_only=True):
         """Hits per page looked up, or read from disk; None before the first one."""
         lookups = self.hits + self.misses
         return self.hits / lookups if lookups else None
+
+    @property
+    def pages_text(self) -> str:
+        """How many pages the tier has, and if that is known how many fit: "3 of 40 pages"."""
+        return "no page" if self.room_pages is None else f"{self.pages:,} of {counted(self.room_pages, 'page')}"
 
 
 class Tiers(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from pagetier.daemon.cli.daemon_connection import Daemon, Refused
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
-from pagetier.daemon.cli.tier_text import pages_of
 from pagetier.daemon.config.fields import replaced
 from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.host.arena_fit import geometry_of, serves, short_index
@@ -98,7 +97,7 @@ def check_daemon(daemon: Daemon, config: Config) -> Iterator[Result]:
     """Checks a daemon that answers: its state, whether a restart keeps its pages, and the integrity of its index."""
     snapshot = take_snapshot(daemon.observer)
     memory, clients = snapshot.tiers.memory, len(snapshot.clients)
-    has = f"{pages_of(memory, snapshot.tiers)} in {format_size(memory.used)} of {format_size(memory.cap)}"
+    has = f"{memory.pages_text} in {format_size(memory.used)} of {format_size(memory.cap)}"
     phase = snapshot.daemon.phase_text
     yield ok("daemon", f"answers: {snapshot.daemon.build}, {phase}, {has}, {counted(clients, 'client')}")
     have = Geometry.of(daemon.observer.header())

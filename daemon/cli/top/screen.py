@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.text import Text
 
 from pagetier.daemon.cli.tables import age, count, device_line, fleet_line, quota_cells
-from pagetier.daemon.cli.tier_text import room_in_pages, synced
+from pagetier.daemon.cli.tier_text import synced
 from pagetier.daemon.cli.top.history import History
 from pagetier.daemon.stats.snapshot import ClientStats, DiskWork, PageTier, Snapshot, Tiers
 from pagetier.daemon.status.disk_report import Standing
@@ -120,8 +120,7 @@ def _disk(snapshot: Snapshot, place: ScreenContext) -> Iterator[Text]:
 def _tier(name: str, tiers: Tiers, style: str, place: ScreenContext) -> Text:
     tier: PageTier = getattr(tiers, name)
     share = min(1.0, tier.used / tier.room) if tier.room else 0.0
-    fits = room_in_pages(tier, tiers)
-    room = f" of {'-' if fits is None else count(fits):>6}" if place.width >= WIDTH else ""
+    room = f" of {'-' if tier.room_pages is None else count(tier.room_pages):>6}" if place.width >= WIDTH else ""
     pages = f"{count(tier.pages):>6}{room} pages"
     text = f" {format_size(tier.used):>10} of {format_size(tier.room):>10} {share:>4.0%} {pages}"
     full, empty = bar(share, place.width - _BESIDE_BAR - len(room), place.charset)

@@ -46,9 +46,8 @@ def _tiers(view: CacheView) -> Html:
 def _tier(name: str, tier: PageTier) -> Iterator[Html]:
     share = min(1.0, tier.used / tier.room) if tier.room else 0.0
     sizes = f"{format_size(tier.used)} of {format_size(tier.room)} ({share:.0%})"
-    pages = f"{tier.pages:,} of {counted(tier.room_pages, 'page')}"
     evicted = f", {tier.evictions:,} evicted so far" if tier.evictions else ""
-    yield element("p", element("b", name), f" {sizes}, {pages}{evicted}", bar(share, name))
+    yield element("p", element("b", name), f" {sizes}, {tier.pages_text}{evicted}", bar(share, name))
 
 
 def _hour(view: CacheView) -> Html:

@@ -125,10 +125,13 @@ def test_with_lru_the_curve_is_no_lower_bound(tmp_path: Path) -> None:
 def test_the_last_hour_begins_with_the_process(tmp_path: Path) -> None:
     place, keys = tmp_path / "http.sock", namespace().keys(range(16 * 4))
     with RunningDaemon("1MiB", "64KiB", "--set", f"http.listen={place}") as daemon, daemon.client() as client:
-        assert "No lookup was counted." in parsed(request(place, "GET", "/")).words
+        before = parsed(request(place, "GET", "/")).words
+        assert "No lookup was counted." in before
+        assert "0 B of 1.0 MiB (0%), no page" in before, "how many fit is not known before the first page"
         serve(client, keys)
         serve(client, keys)
         words = parsed(request(place, "GET", "/")).words
+    assert " of 16 pages" in words
     assert "memory 50.0%, 64 tokens" in words and "not found 50.0%, 64 tokens" in words
 
 

@@ -122,6 +122,16 @@ def test_the_bytes_of_a_tier_are_its_limit(daemon: RunningDaemon, place: Path) -
     assert min(states) > 0
 
 
+def test_how_many_pages_fit_is_missing_before_the_first_page(tmp_path: Path) -> None:
+    place = tmp_path / "metrics.sock"
+    with RunningDaemon("1MiB", "64KiB", "--set", f"metrics.listen={place}") as daemon, daemon.client() as client:
+        before = scrape(place)
+        client.store(namespace(lora="fit").keys(range(16)), pages(1))
+        after = scrape(place)
+    assert "pagetier_tier_room_pages" not in before and "pagetier_tier_room_bytes" in before
+    assert value(after, "pagetier_tier_room_pages", tier="memory") == 16
+
+
 def test_names_follow_the_rules_of_prometheus(place: Path, daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         client.store(namespace(lora="rules").keys(range(16)), pages(1))  # metrics of namespaces need one
