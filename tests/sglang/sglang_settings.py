@@ -58,7 +58,7 @@ def main() -> None:
     """Answers all lines of the input."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # SGLang prints
-    os.environ["PAGETIER"] = "1"  # the entry point hooks SGLang only if it is on
+    os.environ["PAGETIER"] = "0"  # the entry point hooks SGLang in any case
     load_plugins()
     for line in sys.stdin:
         answers.write(json.dumps(resolved(sys.argv[1], *json.loads(line))) + "\n")

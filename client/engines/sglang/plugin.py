@@ -1,9 +1,10 @@
 """SGLang's door to pagetier: it calls register() in each process, through the entry point `sglang.srt.plugins`.
 
 In the processes of schedulers, register() hooks SGLang's radix cache (linker/cache_hooks.py), before SGLang applies the
-hooks of all plugins. If the variable PAGETIER means on, it also hooks ServerArgs.resolve_once(), which every launcher
-calls once, to select the external linker, and the step before SGLang chooses a page size. Settings that SGLang rejects
-are resolved again, first with SGLang's own page size and then without the linker.
+hooks of all plugins. It also hooks ServerArgs.resolve_once(), which every launcher calls once, to select the external
+linker if the variable PAGETIER means on, and the step before SGLang chooses a page size, for engines that use pagetier
+by the variable or by flags. Settings that SGLang rejects are resolved again, first with SGLang's own page size and then
+without the linker that the variable selected.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -32,9 +34,7 @@ _LINKER: Final = "PagetierLinker"
 _STORAGE: Final = "PagetierStorage"
 _MODULE: Final = "pagetier.client.engines.sglang"
 
-_EXCLUDING: Final = {
-    "enable_hierarchical_cache": "--enable-hierarchical-cache",
-    "hicache_storage_backend": "--hicache-storage-backend",
+_OTHER_CACHES: Final = {
     "enable_lmcache": "--enable-lmcache",
     "enable_flexkv": "--enable-flexkv",
     "disable_radix_cache": "--disable-radix-cache",
@@ -43,56 +43,74 @@ _EXCLUDING: Final = {
     "enable_hisparse": "--enable-hisparse",
     "enable_kv_cache_sharding": "--enable-kv-cache-sharding",
     "encoder_only": "--encoder-only",
+}
+"""The settings of other caches, with which SGLang has no linker, and their flags."""
+_EXCLUDING: Final = {
+    "enable_hierarchical_cache": "--enable-hierarchical-cache",
+    "hicache_storage_backend": "--hicache-storage-backend",
+    **_OTHER_CACHES,
     "enable_unified_cache_external_linker": "--enable-unified-cache-external-linker",
     "unified_cache_external_linker_config": "--unified-cache-external-linker-config",
 }
-"""The settings with which SGLang has no linker, or another one, and their flags."""
+"""The settings with which SGLang has no linker, or one that a user selected, and their flags."""
 
 
 def register() -> None:
     """Registers pagetier's hooks. SGLang applies them when all plugins are loaded."""
     with reported_as_unsupported(log):
-        if VERSION in KNOWN_VERSIONS and _SCHEDULER in sys.modules:
+        if _is_known() and _SCHEDULER in sys.modules:
             from pagetier.client.engines.sglang.linker.cache_hooks import register_hooks
 
             register_hooks()
-        if switched_on():
-            HookRegistry.register(_RESOLVE_ONCE, resolve_with_linker, HookType.AROUND)
-            if VERSION in KNOWN_VERSIONS:
-                from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
+        if _is_known() or switched_on():
+            HookRegistry.register(_RESOLVE_ONCE, resolve_settings, HookType.AROUND)
+        if _is_known():
+            from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
-                register_resolution_hook(_BEFORE_PAGE_SIZE)(choose_page_size)
+            register_resolution_hook(_BEFORE_PAGE_SIZE)(choose_page_size)
 
 
-def resolve_with_linker(resolve: Callable[[Any], None], args: Any) -> None:
-    """Resolves SGLang's ServerArgs: with the linker, or without it and with one line in the log.
+def _is_known() -> bool:
+    return VERSION in KNOWN_VERSIONS
+
+
+def resolve_settings(resolve: Callable[[Any], None], args: Any) -> None:
+    """Resolves SGLang's ServerArgs: with the linker if the variable selects it, and with pages that fill frames.
+
+    If the linker is refused, settings are resolved as they were given, and one line in the log says why.
 
     Args:
         resolve: SGLang's own method.
         args: SGLang's ServerArgs. A copy in another process is resolved already.
     """
-    value = switched_on()
-    if not value or getattr(args, "_resolution_finished", False):
+    if getattr(args, "_resolution_finished", False):
         resolve(args)
         return
+    value = switched_on()
+    refusal = _resolve_with_linker(resolve, args, value) if value else None
+    if refusal or not value:
+        _resolve_with_pages(resolve, args)  # if the linker was not the reason, this raises what SGLang says without it
+    if tokens := _chosen(args):
+        log.info("pagetier set --page-size %d, so that pages fill frames; --page-size 1 avoids it", tokens)
+    if refusal:
+        log_no_effect(log, value, refusal)
+
+
+def _resolve_with_linker(resolve: Callable[[Any], None], args: Any, value: str) -> Exception | None:
+    """Resolves settings with the linker. If it is refused, undoes that and returns why."""
     before = dict(vars(args))  # what SGLang notes of a resolution; the settings themselves it does not write
     try:
         select_linker(args, value)
-        _resolve_selected(resolve, args)
+        _resolve_with_pages(resolve, args)
     except Exception as error:  # noqa: BLE001  the engine starts without pagetier
-        refusal = error
-    else:
-        if tokens := _chosen(args):
-            log.info("pagetier set --page-size %d, so that pages fill frames; --page-size 1 avoids it", tokens)
-        return
-    _restore(args, before)
-    _deselect_linker(args)
-    resolve(args)  # if the linker was not the reason, this raises what it would raise without pagetier
-    log_no_effect(log, value, refusal)
+        _restore(args, before)
+        _deselect_linker(args)
+        return error
+    return None
 
 
-def _resolve_selected(resolve: Callable[[Any], None], args: Any) -> None:
-    """Resolves settings with the linker; with one token a page if SGLang rejects the size that was chosen."""
+def _resolve_with_pages(resolve: Callable[[Any], None], args: Any) -> None:
+    """Resolves settings; with one token a page if SGLang rejects the size that choose_page_size() has set."""
     before = dict(vars(args))
     try:
         resolve(args)
@@ -106,11 +124,12 @@ def _resolve_selected(resolve: Callable[[Any], None], args: Any) -> None:
 
 def _require_whole_pages(args: Any) -> None:
     """Rejects the page size that was chosen if SGLang's launcher would, after the resolution."""
+    if not (tokens := _chosen(args)):
+        return
     from sglang.srt.arg_groups.model_override_base import resolving_view
 
-    tokens = _chosen(args)
-    chunk = resolving_view(args).chunked_prefill_size if tokens else 0
-    if tokens and chunk > 0 and chunk % tokens:
+    chunk = resolving_view(args).chunked_prefill_size
+    if chunk > 0 and chunk % tokens:
         raise ValueError(f"chunks of prefill of {chunk} tokens are no multiple of pages of {tokens} tokens")
 
 
@@ -125,12 +144,12 @@ def _resolve_with_one_token(resolve: Callable[[Any], None], args: Any) -> None:
 
 def _chosen(args: Any) -> int:
     """Returns the page size that choose_page_size() has set; 0 if it has not."""
-    declared: dict[str, Any] = dict(getattr(args, "_resolved_overrides", ()))
+    declared: dict[str, Any] = dict(getattr(args, "_resolved_overrides", ())) if _is_known() else {}
     return int(declared.get(_CHOSEN_BY, {}).get("page_size", 0))
 
 
 def choose_page_size(args: Any, step: Callable[[Any], None]) -> None:
-    """Sets the page size with which pages fill frames, where SGLang would take one token and the linker is selected.
+    """Sets the page size with which pages fill frames, where SGLang would take one token and pagetier is in use.
 
     Args:
         args: SGLang's ServerArgs, in which all other settings of the cache are resolved.
@@ -138,7 +157,7 @@ def choose_page_size(args: Any, step: Callable[[Any], None]) -> None:
     """
     step(args)
     try:
-        if _selected_by_switch(args) and (tokens := _page_tokens(args)):
+        if _in_use(args) and (tokens := _page_tokens(args)):
             from sglang.srt.arg_groups.overrides import declare_resolution
 
             declare_resolution(args, _CHOSEN_BY, page_size=tokens)
@@ -152,6 +171,21 @@ def _page_tokens(args: Any) -> int:
 
     view, model = resolving_view(args), model_config_of(args)
     return chosen_page_tokens(view, attention_backends_of(view), model, mambaish_config(model))
+
+
+def _in_use(args: Any) -> bool:
+    """Returns whether pagetier is SGLang's linker or its HiCache's storage, by the variable or by flags."""
+    if any(getattr(args, name) for name in _OTHER_CACHES):
+        return False
+    if args.enable_unified_cache_external_linker:
+        return (args.unified_cache_external_linker_config or {}).get("linker") == _LINKER
+    storage = args.hicache_storage_backend if args.enable_hierarchical_cache else None
+    return storage == "dynamic" and _STORAGE in _text_of(args.hicache_storage_backend_extra_config or "")
+
+
+def _text_of(config: str) -> str:
+    """Returns a configuration of HiCache's storage, which may be the name of a file after an @."""
+    return Path(config[1:]).read_text() if config.startswith("@") else config
 
 
 def _selected_by_switch(args: Any) -> bool:
