@@ -17,7 +17,8 @@ how long other ones take. So one read in a while is a probe: no request waits fo
 again. A probe of memory is a load for which its request waits, so that only a small part of the time is spent on them.
 And an engine that loads computes only the ends of prompts. So one prefix in a while is computed although that
 seems slower, until steps of some length were measured, where the measurements allow that it is faster. Its first step
-is no such measurement, since it may do what an engine does once.
+is no such measurement, since it may do what an engine does once. Since an engine may become faster, one is computed
+later, too, after so many loads that it costs little beside them.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ _DEAREST: Final = 4.0  # times what loading takes, for a prefix that is computed
 _DEARER: Final = 2.0  # times what loading has taken since the last one, that a dearer one may cost
 _FIRST: Final = -1  # the kind of an engine's first step with a prompt: it may take far longer than any later one
 _TRY_S: Final = 2.0  # the least time between two tries
+_TRY_PART: Final = 0.005  # of what loading has taken since a long step, that one may cost after the first ones
 _PATIENCE: Final = 1.25  # times what computing takes, for a read that should have ended by then
 
 
@@ -105,6 +107,7 @@ class LoadOrCompute:
         self._computing = TimeByKind(3, _STEPS)
         self._has_computed = False
         self._tried_at, self._loaded_s = -math.inf, 0.0
+        self._unmeasured_s = 0.0  # that loading has taken since the last long step
         self._copying = CopySpeed()
         self._tiers = {tier: TierSpeed() for tier in (LoadTier.DISK, LoadTier.FLEET)}
         self._lock = threading.Lock()
@@ -122,6 +125,8 @@ class LoadOrCompute:
             kind = tokens.bit_length() if self._has_computed or not tokens else _FIRST
             self._has_computed = self._has_computed or tokens > 0
             self._computing.learn(kind, (1.0, tokens, attended), seconds)
+            if tokens >= _LONG:
+                self._unmeasured_s = 0.0
 
     def decide(self, tier: LoadTier, needed: range, now: float, awaited: int = 0) -> Decision:
         """Decides what becomes of a part of a prompt that a tier has. A probe of memory is a load.
@@ -144,6 +149,7 @@ class LoadOrCompute:
                 if not awaited and self._take_try(needed, computing, loading, now):
                     return Decision.TRY
                 self._loaded_s += loading
+                self._unmeasured_s += loading
                 return Decision.LOAD
             if tier is LoadTier.MEMORY:
                 return Decision.LOAD if self._copying.take_probe(copying, computing) else Decision.COMPUTE
@@ -216,11 +222,12 @@ class LoadOrCompute:
             self._tiers[read.tier].end(read, part, now)
 
     def _take_try(self, needed: range, computing: float, loading: float, now: float) -> bool:
-        """Returns whether a prefix is computed because the time of that is only known from far shorter steps."""
+        """Returns whether a prefix is computed because only far shorter steps, or old ones, say what that takes."""
         if now < self._tried_at + _TRY_S:
             return False
         if computing <= _DEAREST * loading:
-            tries = self._computing.weight(min(_LONG, len(needed) // _PART).bit_length()) < 1
+            measured = self._computing.weight(min(_LONG, len(needed) // _PART).bit_length()) >= 1
+            tries = not measured or computing - loading <= _TRY_PART * self._unmeasured_s
         else:
             affordable = computing - loading <= _DEARER * self._loaded_s
             tries = affordable and self._computing.least(_quantities(needed)) < loading

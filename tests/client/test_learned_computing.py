@@ -121,6 +121,18 @@ def test_a_tier_whose_speed_changes_and_an_engine_that_only_loads(answers: int, 
         assert ratio <= 1.1, (engine.loading, ratio, [decision.name for decision, _, _ in found])
 
 
+@pytest.mark.parametrize("answers", [0, 1])
+def test_an_engine_that_has_become_faster_computes_again(answers: int) -> None:
+    """It has loaded, which took nine tenths of computing; now it computes in half of the time."""
+    engine = Engine(3000, 28e-6, 0.0, 6e-3, 0.9, answers)
+    requests = run(engine, np.random.default_rng(0), noisy=0.0)
+    before = [next(requests)[0] for _ in range(500)]
+    assert before[FIRST:].count(Decision.LOAD) >= 0.85 * len(before[FIRST:])
+    engine.token, engine.loading = engine.token / 2, engine.loading * 2
+    after = [next(requests)[0] for _ in range(2 * REQUESTS)]
+    assert Decision.LOAD not in after[REQUESTS:], after
+
+
 def test_an_engine_that_loads_from_a_fast_tier_is_not_slowed_to_measure() -> None:
     """Computing is ten times as dear as loading. Only where nothing tells how dear, one request computes."""
     for answers, tries in ((0, 1), (1, 0)):
