@@ -14,14 +14,15 @@ from pagetier.daemon.cli.config import config_of
 from pagetier.daemon.cli.daemon_connection import daemon_at, socket_option
 from pagetier.daemon.cli.number_types import Number
 from pagetier.daemon.common.lookup_window import LOOKUP_WINDOW_S
-from pagetier.daemon.stats.size_advice import NamespaceAdvice, SizeAdvice, read_advice
+from pagetier.daemon.stats.miss_reasons import miss_reasons
+from pagetier.daemon.stats.size_advice import SizeAdvice, read_advice
+from pagetier.daemon.stats.snapshot import Snapshot
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm._core import SampledLookups
 from pagetier.shm.units import counted, format_size, spell_duration
 
 _BAR = 40
 _PLOT_EVERY = 4  # of the points of the curve
-_TINY = 0.005
 _NARROWEST = 60  # columns
 _LEAST_LOOKUPS = 20
 _LEAST_NAME, _DIGITS = 14, 8  # characters of a namespace, and of the digest at its end
@@ -62,7 +63,7 @@ def advise(socket: Path, show: str | None, picture: Path | None, prefill_rate: f
         config = config_of(daemon)
         advice = read_advice(daemon.observer, daemon.observer.spaces(), config.evict.policy)
         known = daemon.observer.lookups()
-        found = take_snapshot(daemon.observer).lookups.text
+        snapshot = take_snapshot(daemon.observer)
     if picture is not None:
         _draw(picture, advice, known)
     if show == "json":
@@ -70,10 +71,20 @@ def advise(socket: Path, show: str | None, picture: Path | None, prefill_rate: f
     elif advice is None:
         click.echo(_why_nothing(known))
     else:
-        width = max(_NARROWEST, shutil.get_terminal_size().columns)
-        enough = advice.lookups >= _LEAST_LOOKUPS
-        lines = (found, *advice_lines(advice, prefill_rate, width)) if enough else _too_few(advice, width)
-        click.echo("\n".join(lines))
+        click.echo("\n".join(_report(advice, snapshot, prefill_rate)))
+
+
+def _report(advice: SizeAdvice, snapshot: Snapshot, prefill_rate: float | None) -> Iterator[str]:
+    width = max(_NARROWEST, shutil.get_terminal_size().columns)
+    reasons = _aligned(list(_reasons(miss_reasons(advice.total.absent, snapshot))), "<>", width)
+    if advice.lookups < _LEAST_LOOKUPS:
+        yield from _too_few(advice, width)
+        yield from reasons
+        return
+    yield snapshot.lookups.text
+    yield from _advice_lines(advice, prefill_rate, width)
+    yield from reasons
+    yield from _aligned(list(_namespaces(advice, width)), "<>>>>>>", width)
 
 
 def _too_few(advice: SizeAdvice, width: int) -> Iterator[str]:
@@ -82,7 +93,6 @@ def _too_few(advice: SizeAdvice, width: int) -> Iterator[str]:
     found = f"{advice.total.hit_ratio:.1%} of the tokens found, {_LEFT_OUT}"
     text = f"too little to advise on: {counts} so far, {found}; ask again from {_LEAST_LOOKUPS} lookups on"
     yield from textwrap.wrap(text, width)
-    yield from _aligned(list(_absent(advice.total)), "<>", width)
 
 
 def _why_nothing(known: SampledLookups | None) -> str:
@@ -100,8 +110,8 @@ def _draw(path: Path, advice: SizeAdvice | None, known: SampledLookups | None) -
         raise click.ClickException(f"cannot write the picture to {path}: {error.strerror}") from error
 
 
-def advice_lines(advice: SizeAdvice, prefill_rate: float | None, width: int) -> Iterator[str]:
-    """Yields the advice as text.
+def _advice_lines(advice: SizeAdvice, prefill_rate: float | None, width: int) -> Iterator[str]:
+    """Yields what is found, and what other sizes would find.
 
     Args:
         advice: The advice.
@@ -127,8 +137,6 @@ def advice_lines(advice: SizeAdvice, prefill_rate: float | None, width: int) -> 
         yield from textwrap.wrap(knee, width)
     yield ""
     yield from _plot(advice, width)
-    yield from _aligned(list(_absent(total)), "<>", width)
-    yield from _aligned(list(_namespaces(advice, width)), "<>>>>>>", width)
 
 
 def _aligned(rows: Sequence[Sequence[str]], sides: str, width: int) -> Iterator[str]:
@@ -169,12 +177,11 @@ def _plot(advice: SizeAdvice, width: int) -> Iterator[str]:
         yield f"{format_size(size):>11} {ratio:>5.0%} {'#' * round(ratio * bar)}{here}"
 
 
-def _absent(total: NamespaceAdvice) -> Iterator[tuple[str, str]]:
-    shares = sorted(total.absent.shares().items(), key=lambda share: -share[1])
-    if shares:
+def _reasons(reasons: Sequence[tuple[str, float]]) -> Iterator[tuple[str, str]]:
+    if reasons:
         yield "", ""
         yield "Tokens that were not found", "share"
-    yield from ((about, f"{share:.1%}") for about, share in shares if share >= _TINY)
+    yield from ((about, f"{share:.1%}") for about, share in reasons)
 
 
 def _namespaces(advice: SizeAdvice, width: int) -> Iterator[tuple[str, ...]]:

@@ -15,7 +15,7 @@ from rich.text import Text
 from pagetier.daemon.cli.tier_text import at_opening, synced
 from pagetier.daemon.stats.frame_advice import compression_text, stored_text
 from pagetier.daemon.stats.lookup_stats import LookupStats
-from pagetier.daemon.stats.size_advice import AbsentTokens
+from pagetier.daemon.stats.miss_reasons import miss_reasons
 from pagetier.daemon.stats.snapshot import ClientStats, DiskWork, PageTier, Snapshot, TierQuota
 from pagetier.daemon.status.disk_report import DeviceReport, DiskReport, Standing
 from pagetier.daemon.status.fleet_status import FleetStatus
@@ -76,12 +76,10 @@ def _unwritten(pages: int, what: str, why: str) -> str:
     return f"; {counted(pages, 'page')} {what} ({why})" if pages else ""
 
 
-def absent_line(absent: AbsentTokens) -> str:
+def missed_line(snapshot: Snapshot) -> str:
     """Returns why tokens were not found, the commonest reason first; "" if none was missed."""
-    shares = sorted(absent.shares().items(), key=lambda share: -share[1])
-    return (
-        f"Not found: {', '.join(f'{share:.0%} {about}' for about, share in shares if share >= _TINY)}" if shares else ""
-    )
+    reasons = ", ".join(f"{share:.0%} {about}" for about, share in miss_reasons(snapshot.absent, snapshot))
+    return f"Not found: {reasons}" if reasons else ""
 
 
 def device_line(device: DeviceReport, frame_bytes: int) -> str:
@@ -93,7 +91,6 @@ def device_line(device: DeviceReport, frame_bytes: int) -> str:
 
 
 _COLUMNS = 80
-_TINY = 0.005  # shares below it are left out
 _NAME = 13  # width of the longest row label
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
@@ -169,7 +166,7 @@ def _notes(snapshot: Snapshot) -> Iterator[str]:
     yield f"Huge pages: {shares}" if shares else ""
     yield snapshot.frame_advice
     yield snapshot.eviction.text if snapshot.eviction.is_worth_a_line else ""
-    yield absent_line(snapshot.absent)
+    yield missed_line(snapshot)
     yield snapshot.hints.text
 
 

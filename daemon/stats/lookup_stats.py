@@ -47,6 +47,11 @@ class LookupStats(msgspec.Struct, frozen=True, kw_only=True):
         return self.memory_tokens + self.disk_tokens + self.remote_tokens
 
     @property
+    def slower_tokens(self) -> int:
+        """Tokens that engines computed although a tier had them, because that is faster."""
+        return self.memory_slower_tokens + self.disk_slower_tokens + self.remote_slower_tokens
+
+    @property
     def text(self) -> str:
         """The share of the looked-up tokens that was found, by tier; "no lookups" before the first one."""
         total = self.found_tokens + self.missed_tokens
@@ -59,8 +64,8 @@ class LookupStats(msgspec.Struct, frozen=True, kw_only=True):
         return (f"{found} ({shares})" if shares else found) + self._slower_text(total)
 
     def _slower_text(self, total: int) -> str:
-        slower = (self.memory_slower_tokens, self.disk_slower_tokens, self.remote_slower_tokens)
-        if not any(slower):
+        if not self.slower_tokens:
             return ""
+        slower = (self.memory_slower_tokens, self.disk_slower_tokens, self.remote_slower_tokens)
         shares = (f"{tokens / total:.1%} {where}" for where, tokens in zip(_PLACES, slower, strict=True) if tokens)
         return f", computed because loading is slower: {', '.join(shares)}"

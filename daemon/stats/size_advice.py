@@ -54,11 +54,15 @@ class AbsentTokens(msgspec.Struct, frozen=True, kw_only=True):
         """Returns the tokens of a list by Absence."""
         return cls(**{reason.name.lower(): round(tokens[reason]) for reason in Absence})
 
+    @property
+    def tokens(self) -> int:
+        """The tokens of all reasons."""
+        return sum(msgspec.structs.astuple(self))
+
     def shares(self) -> dict[str, float]:
         """Returns the share of each reason, by its description. Empty if nothing was missed."""
-        tokens = {about: getattr(self, reason.name.lower()) for reason, about in _ABOUT.items()}
-        total = sum(tokens.values())
-        return {about: count / total for about, count in tokens.items()} if total else {}
+        total = self.tokens
+        return {about: getattr(self, reason.name.lower()) / total for reason, about in _ABOUT.items()} if total else {}
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):

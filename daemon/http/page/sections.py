@@ -12,18 +12,18 @@ from pagetier.daemon.http.page.disk_and_fleet import disk, fleet
 from pagetier.daemon.http.page.html import Html, element, name_of, section, table
 from pagetier.daemon.http.page.remedies import remedy
 from pagetier.daemon.http.page.view import CacheView
-from pagetier.daemon.stats.size_advice import SizeAdvice
+from pagetier.daemon.stats.miss_reasons import miss_reasons
+from pagetier.daemon.stats.size_advice import AbsentTokens, SizeAdvice
 from pagetier.daemon.stats.snapshot import ClientStats, NamespaceStats, PageTier
 from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm.units import counted, format_size, spell_duration
 
 _ABOUT: Final = {"memory": "memory", "disk": "disk", "fleet": "fleet", "missed": "not found"}
-_TINY: Final = 0.005
 
 
 def sections(view: CacheView) -> Iterator[Html]:
     """Yields the sections in the order in which an administrator asks."""
-    made: tuple[Callable[[CacheView], Html], ...] = (_tiers, _hour, _curve, _absent, disk, fleet, _namespaces, _engines)
+    made: tuple[Callable[[CacheView], Html], ...] = (_tiers, _hour, _curve, _missed, disk, fleet, _namespaces, _engines)
     for section_of in (*made, _events):
         yield section_of(view)
 
@@ -90,13 +90,12 @@ def _sizes(advice: SizeAdvice) -> str:
     return f"{format_size(advice.arena_bytes)} of memory{on_disk}"
 
 
-def _absent(view: CacheView) -> Html:
+def _missed(view: CacheView) -> Html:
     title, advice = "Why tokens were not found", view.advice
-    shares = {} if advice is None else advice.total.absent.shares()
-    if not shares:
+    reasons = miss_reasons(AbsentTokens() if advice is None else advice.total.absent, view.snapshot)
+    if not reasons:
         return section(title, element("p", "No lookup missed a page."))
-    by_size = sorted(shares.items(), key=lambda share: -share[1])
-    rows = (element("p", f"{share:.1%} {about}", bar(share, "curve")) for about, share in by_size if share >= _TINY)
+    rows = (element("p", f"{share:.1%} {about}", bar(share, "curve")) for about, share in reasons)
     return section(title, *rows, _age(view))
 
 

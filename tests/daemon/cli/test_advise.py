@@ -17,7 +17,8 @@ from eventually import PATIENCE_S, eventually, pace
 from lookup_advice import PAGE, advice, advice_after, serve
 from metrics_scrape import scrape
 from pagetier.client import Client
-from pagetier.client.group_match import GroupKeys
+from pagetier.client.adapters import count_lookup
+from pagetier.client.group_match import GroupKeys, Lookup
 from pagetier.client.groups import FullAttention, SlidingWindow
 from pagetier.daemon.stats.size_advice import knee
 from pagetier.shm.units import format_size
@@ -196,6 +197,26 @@ def test_the_reason_of_a_miss_is_counted(before: Callable[[RunningDaemon, Client
         advice_after(daemon, 1)
         assert absent(daemon) == {reason: len(keys) * 16}
         assert "Not found: 100%" in daemon.pagetier("stats").stdout
+
+
+def test_what_is_computed_although_it_is_there_is_a_reason_of_misses() -> None:
+    """80 tokens are in no tier, and 60 of those that a tier has are computed: three of seven."""
+    keys, slower = namespace().keys(range(16 * 5)), {"memory_slower_tokens": 10, "disk_slower_tokens": 50}
+    with RunningDaemon() as daemon, daemon.client() as client:
+        assert serve(client, keys) == 0
+        advice_after(daemon, 1)
+        count_lookup(client.session, Lookup(0, 0, 0, 0, 60, **slower))
+        shown = daemon.pagetier("stats").stdout
+        few = daemon.pagetier("advise").stdout
+        for _ in range(19):
+            client.match(keys).release()
+        advice_after(daemon, 20)
+        enough = daemon.pagetier("advise").stdout
+    assert "Not found: 57% never stored, 43% computed because loading is slower\n" in shown
+    for text in (few, enough):
+        rows = [" ".join(line.split()) for line in text.splitlines()]
+        at = rows.index("Tokens that were not found share")
+        assert rows[at + 1 : at + 3] == ["never stored 57.1%", "computed because loading is slower 42.9%"]
 
 
 def test_a_page_whose_store_was_rejected_counts_as_dropped() -> None:

@@ -19,6 +19,8 @@ from http_calls import call, request
 from lookup_advice import advice_after, serve
 from page_document import Document, parsed
 from pagetier.client import Namespace
+from pagetier.client.adapters import count_lookup
+from pagetier.client.group_match import Lookup
 from pagetier.daemon.http.notable_events import MOST, NotableEvent
 from pagetier.daemon.http.page.disk_and_fleet import _wear
 from pagetier.daemon.http.page.document import page
@@ -108,6 +110,18 @@ def test_it_says_how_the_cache_is(served: Document) -> None:
         "ready on ",
     ):
         assert words in served.words, (words, served.words)
+
+
+def test_tokens_that_are_computed_although_a_tier_has_them_are_a_reason(tmp_path: Path) -> None:
+    place = tmp_path / "http.sock"
+    with RunningDaemon("1MiB", "64KiB", "--set", f"http.listen={place}") as daemon, daemon.client() as client:
+        assert "No lookup missed a page." in parsed(request(place, "GET", "/")).words
+        count_lookup(client.session, Lookup(0, 0, 0, 0, 16, disk_slower_tokens=16))
+        assert "100.0% computed because loading is slower" in parsed(request(place, "GET", "/")).words
+        serve(client, namespace().keys(range(16 * 4)))
+        advice_after(daemon, 1)
+        words = parsed(request(place, "GET", "/")).words
+    assert "80.0% never stored" in words and "20.0% computed because loading is slower" in words
 
 
 def test_with_lru_the_curve_is_no_lower_bound(tmp_path: Path) -> None:
