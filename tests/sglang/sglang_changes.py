@@ -62,7 +62,7 @@ def forget(name: str) -> None:
         case "state":
             _forget_state()
         case "index of the host":
-            _forget_index()
+            patch.object(host_pools, "_index_keys", lambda _: []).start()
         case _ if name.startswith("host "):
             _forget_host_pool(name.removeprefix("host "))
         case "index":
@@ -100,18 +100,6 @@ def _forget_state() -> None:
         return (msgspec.structs.replace(whole, group=msgspec.structs.replace(whole.group, kv_caches=layers)),)
 
     patch.object(device_pools, "_state_pools", some_states).start()
-
-
-def _forget_index() -> None:
-    """Makes HiCache take the index keys for loaded without a copy."""
-    from pagetier.client.engines.sglang.storage.pages import StoragePages  # it has the version of SGLang
-
-    load = StoragePages.load
-
-    def load_others(self: Any, pool: str, keys: Sequence[str], *more: Any) -> int:
-        return len(keys) if pool == "indexer" else load(self, pool, keys, *more)
-
-    patch.object(StoragePages, "load", load_others).start()
 
 
 def _forget_host_pool(name: str) -> None:

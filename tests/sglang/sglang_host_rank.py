@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Callable
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle, InitLoadBackParams, MatchPrefixParams
@@ -88,6 +89,20 @@ class HostRank(Rank):
         if req.kv.holds_mamba:
             self.pools.requests.mamba_allocator.free(req.kv.mamba_pool_idx.unsqueeze(0))
         return Restored(hit, loaded, equal, failed=False)
+
+    def found_of_each_pool(self, number: AnyPrompt, pages: int) -> dict[str, int]:
+        """Restores a prompt, and returns how many pages the store has reported of each pool."""
+        backend, found = self.controller.storage_backend, {}
+        exists = backend.batch_exists_v2
+
+        def recorded(*asked: Any) -> PoolTransferResult:
+            result = exists(*asked)
+            found.update({name.value: count for name, count in result.extra_pool_hit_pages.items()})
+            return result
+
+        with patch.object(backend, "batch_exists_v2", recorded):
+            self.restore(number, pages)
+        return found
 
     def prefetch(self, request: str, number: AnyPrompt, pages: int) -> int:
         """Begins a prefetch, waits until it has memory of the host, and returns how many tokens are allocated."""

@@ -10,7 +10,7 @@ import torch
 from pagetier.client.engines.sglang.pools.host_pools import RIDES
 from sglang_untouched import Untouched
 
-_CACHED: Final = ("kv", "indexer", "swa", "mamba", *RIDES)  # an engine with other pools is refused
+_CACHED: Final = ("kv", "swa", "mamba", *RIDES)  # an engine with other pools is refused
 
 
 class HostRows:

@@ -68,7 +68,7 @@ def test_packed_layers_of_a_draft_are_a_part_of_the_pages(daemon: DiskDaemon, sp
 
 
 def test_index_keys_of_another_format_are_other_pages(daemon: DiskDaemon) -> None:
-    """So are the latents beside them. The linker has both in one page, which HiCache does not find."""
+    """The linker has them in another order, and so pages which HiCache does not find."""
     spec = Spec("dsa", 64, layout="page_first")
     with SglangEngine(spec, daemon.socket) as engine:
         engine.insert(1, 4)
@@ -82,7 +82,23 @@ def test_index_keys_of_another_format_are_other_pages(daemon: DiskDaemon) -> Non
         assert engine.restore(1, 4) == computed(linker)
 
 
-@pytest.mark.parametrize("name", ["swa", *RIDES])
+@pytest.mark.parametrize(
+    "spec",
+    [Spec("dsa", 64, layout="page_first"), Spec("dsv4", 256, layout="page_first")],
+    ids=lambda spec: spec.name,
+)
+def test_a_lookup_reports_of_each_pool_how_many_pages_are_there(daemon: DiskDaemon, spec: Spec) -> None:
+    """SGLang believes of a pool of which it hears nothing that its pages are not stored."""
+    with SglangEngine(spec, daemon.socket) as engine:
+        engine.insert(1, 4)
+        engine.reset()
+        (pools,) = engine.found_of_each_pool(1, 4)
+        assert set(pools) >= ({"kv", "indexer"} if spec.kind == "dsa" else {"kv", "swa", *RIDES} - {"indexer"})
+        assert set(pools.values()) == {4}
+        assert engine.found_of_each_pool(2, 4) == [{}]
+
+
+@pytest.mark.parametrize("name", ["swa", *(name for name in RIDES if name != "indexer")])
 def test_a_forgotten_pool_of_deepseek_v4_is_noticed(daemon: DiskDaemon, name: str) -> None:
     spec = Spec("dsv4", 256, layout="page_first")
     with SglangEngine(spec, daemon.socket, forget=f"host {name}") as engine:
@@ -91,12 +107,13 @@ def test_a_forgotten_pool_of_deepseek_v4_is_noticed(daemon: DiskDaemon, name: st
         assert [(one.loaded, one.equal) for one in engine.restore(1, 4)] == [(4 * spec.page, False)]
 
 
-@pytest.mark.parametrize("spec", [DRAFTS[1], DRAFTS[5]], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", [DRAFTS[1], DRAFTS[5], DRAFTS[-2]], ids=lambda spec: spec.name)
 def test_a_forgotten_draft_is_noticed(daemon: DiskDaemon, spec: Spec) -> None:
+    pages = min(8, _PAGES[spec.page])
     with SglangEngine(spec, daemon.socket, forget="draft") as engine:
-        engine.insert(1, 8)
+        engine.insert(1, pages)
         engine.reset_with_host()
-        assert all(result.loaded == 8 * spec.page and not result.equal for result in engine.restore(1, 8))
+        assert all(one.loaded == pages * spec.page and not one.equal for one in engine.restore(1, pages))
 
 
 def test_an_engine_with_a_draft_shares_nothing_with_one_without_it(daemon: DiskDaemon) -> None:

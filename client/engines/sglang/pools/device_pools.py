@@ -15,7 +15,6 @@ from pagetier.client.registration import CacheGroup
 from pagetier.kernels.layout.cache_layout import cache_of
 
 FULL: Final = "kv"
-INDEX: Final = "indexer"
 WINDOW: Final = "swa"
 STATE: Final = "mamba"
 DRAFT: Final = "draft"
@@ -45,7 +44,7 @@ class DevicePool(msgspec.Struct, frozen=True, eq=False):
     """The device memory of one layer group on this rank.
 
     Attributes:
-        name: SGLang's PoolName: "kv", "indexer" (of HiCache), "swa" or "mamba".
+        name: SGLang's PoolName: "kv", "swa" or "mamba".
         pool: SGLang's pool.
         group: The tensors, in blocks of one page, and the kind of the group.
         layers: The layer of the group for each layer of this pipeline stage that belongs to it.

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.client.engines.sglang.pools.device_pools import FULL, INDEX
+from pagetier.client.engines.sglang.pools.device_pools import FULL
 from pagetier.client.hashing import mixed_into
 from pagetier.client.keys import Keys
 from pagetier.client.registered_group import RegisteredGroup
@@ -37,7 +37,7 @@ class EngineGroup(msgspec.Struct, frozen=True, eq=False):
     def keys(self, hashes: bytes) -> Keys:
         """Returns the keys of SGLang's hashes, 32 bytes each. Only pages of full attention depend on those before."""
         namespace = self.cache.namespace
-        return Keys(namespace, mixed_into(hashes, namespace.digest), _TAIL if self.name in (FULL, INDEX) else ())
+        return Keys(namespace, mixed_into(hashes, namespace.digest), _TAIL if self.name == FULL else ())
 
     def blocks(self, indices: Any) -> npt.NDArray[np.int64]:
         """Returns the block of each page.

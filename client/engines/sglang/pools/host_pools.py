@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from pagetier.client.engines.sglang.pools.device_pools import FULL, INDEX, STATE, WINDOW, DevicePool, variants_of
+from pagetier.client.engines.sglang.pools.device_pools import FULL, STATE, WINDOW, DevicePool, variants_of
+from pagetier.client.engines.sglang.pools.token_planes import Layers
 from pagetier.client.engines.unsupported import UnsupportedError
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.registration import CacheGroup
+from pagetier.kernels.layout.cache_layout import cache_of
+from pagetier.kernels.layout.tensors import view_of
+
+_INDEX: Final = "indexer"
 
 # One layer of a buffer as [pages, tokens, heads, elements], from the shape that each layout has.
 _LAYERS: Final[Mapping[str, Callable[[Any, int, int], Any]]] = {
@@ -28,13 +33,14 @@ _SPARSE: Final = ("MLATokenToKVPoolHost", "DSAIndexerPoolHost", "DSATokenToKVPoo
 _INDEX_LAYOUTS: Final = ("layer_first", *_STATE_LAYOUTS)
 
 RIDES: Final[Mapping[str, str]] = {
+    _INDEX: FULL,
     "deepseek_v4_c4": FULL,
     "deepseek_v4_c4_indexer": FULL,
     "deepseek_v4_c128": FULL,
     "deepseek_v4_c4_state": WINDOW,
     "deepseek_v4_c4_indexer_state": WINDOW,
 }
-"""The host pools of DeepSeek V4 that have the indices of another one: their rows are a part of its pages."""
+"""The host pools that have the indices of another one: what they have is a part of its pages."""
 
 
 def host_pools(pools: Mapping[str, Any], page: int, heads: Callable[[str], int]) -> tuple[DevicePool, ...]:
@@ -53,11 +59,14 @@ def host_pools(pools: Mapping[str, Any], page: int, heads: Callable[[str], int])
     """
     if type(pools[FULL]).__name__ == "LogicalHostPool":
         return _compressed_pools(pools, page)
-    known = {FULL, INDEX} if _is_sparse(pools) else {FULL, WINDOW, STATE}
-    if unknown := sorted(pools.keys() - known):
+    if _is_sparse(pools):
+        return (_sparse(pools[FULL], pools[_INDEX]),)
+    if unknown := sorted(pools.keys() - {FULL, WINDOW, STATE}):
         raise UnsupportedError(_UNKNOWN.format(", ".join(unknown)))
-    names = sorted(pools, key=(FULL, INDEX, WINDOW, STATE).index)
-    return tuple(_described(name, pools, page, heads) for name in names)
+    names = sorted(pools, key=(FULL, WINDOW, STATE).index)
+    return tuple(
+        _states(pools[name], page) if name == STATE else _attention(name, pools[name], heads(name)) for name in names
+    )
 
 
 def layers_of(pool: Any, buffer: Any) -> list[Any]:
@@ -71,7 +80,7 @@ def _compressed_pools(pools: Mapping[str, Any], page: int) -> tuple[DevicePool, 
     The pool of full attention has no bytes. It gives the pages their indices.
 
     Raises:
-        UnsupportedError: A pool has another format, which nothing but its name and the setting here would tell.
+        UnsupportedError: A pool is not known.
     """
     others = {name: pool for name, pool in pools.items() if name != FULL}
     known = (name in (WINDOW, *RIDES) and _has_known_rows(pool, page) for name, pool in others.items())
@@ -82,7 +91,11 @@ def _compressed_pools(pools: Mapping[str, Any], page: int) -> tuple[DevicePool, 
 
 
 def _has_known_rows(pool: Any, page: int) -> bool:
-    """Returns whether a pool of DeepSeek V4 has one row a page, in the layout "v4", which alone may move tokens."""
+    """Returns whether a pool of DeepSeek V4 has one row a page, of a format that the width of the row tells.
+
+    These are the rows "v4" and those of the backend trtllm, and index keys in FP8 and FP4. Of the rows of V4.1 and of a
+    unified pool, which SGLang moves in whole pages only, a host pool does not say which of several formats they have.
+    """
     kind = type(pool).__name__
     known = kind == "DeepSeekV4StateHostPool" or (kind == "DeepSeekV4PagedHostPool" and not pool.page_aligned_only)
     return known and pool.page_size == page and pool.layout in _ROWS
@@ -99,29 +112,38 @@ def _joined(name: str, kind: Group, pools: Mapping[str, Any]) -> DevicePool:
 
 def _is_sparse(pools: Mapping[str, Any]) -> bool:
     """Returns whether the pools are those of sparse attention (DSA) alone, all layers of which this rank has."""
-    index = pools.get(INDEX)
+    index = pools.get(_INDEX)
     kinds = (type(pools[FULL]).__name__, type(index).__name__, type(getattr(index, "device_pool", None)).__name__)
-    return pools.keys() == {FULL, INDEX} and kinds == _SPARSE
+    return pools.keys() == {FULL, _INDEX} and kinds == _SPARSE
 
 
-def _described(name: str, pools: Mapping[str, Any], page: int, heads: Callable[[str], int]) -> DevicePool:
-    if name == STATE:
-        return _states(pools[name], page)
+def _sparse(latents: Any, index: Any) -> DevicePool:
+    """Returns the latents of sparse attention, with the index keys of a page: as many bytes for each of its tokens.
+
+    Layers without index keys of their own have none on the host, so that a page has all keys in its first layers.
+    """
+    _require_layout(latents, _INDEX_LAYOUTS)
+    planes = _latents(latents)
+    for layer, keys in zip(planes, _index_keys(index), strict=False):
+        pages = layer[0][1].shape[0]  # the host has room for more index keys
+        layer.append(("index k", view_of(keys[:pages].unflatten(1, (latents.page_size, 1, -1)))))
+    group = CacheGroup(kv_caches=cache_of(planes), kind=FullAttention(latents.page_size), num_kv_heads={})
     # The format of the latents is that of the index keys beside them.
-    variants = variants_of([pools[INDEX].device_pool]) if INDEX in pools else ()
-    return _index(pools[name], variants) if name == INDEX else _attention(name, pools[name], heads(name), variants)
+    variants = variants_of([index.device_pool])
+    return DevicePool(FULL, latents, group, _own(latents.layer_num), latents.page_size, variants)
 
 
-def _index(pool: Any, variants: Sequence[str]) -> DevicePool:
-    """Returns the index keys of sparse attention, of which each layer that has some has one row a page."""
-    _require_layout(pool, _INDEX_LAYOUTS)
+def _index_keys(pool: Any) -> list[Any]:
+    """Returns the index keys of each layer that has some, a row for each page."""
     layout = "layer_first" if pool.layout == "layer_first" else "page_first_direct"
-    rows = [[_ROWS[layout](pool.index_k_with_scale_buffer, layer)] for layer in range(pool.layer_num)]
-    group = CacheGroup(kv_caches=rows, layout="rows", kind=FullAttention(pool.page_size))
-    return DevicePool(INDEX, pool, group, _own(pool.layer_num), pool.page_size, variants)
+    return [_ROWS[layout](pool.index_k_with_scale_buffer, layer) for layer in range(pool.layer_num)]
 
 
-def _attention(name: str, pool: Any, heads: int, variants: Sequence[str]) -> DevicePool:
+def _latents(pool: Any) -> Layers:
+    return [[("latent", view_of(layer))] for layer in layers_of(pool, pool.kv_buffer)]
+
+
+def _attention(name: str, pool: Any, heads: int) -> DevicePool:
     _require_layout(pool, tuple(_LAYERS))
     # How long the window is does not matter here: SGLang passes the pages of each window.
     kind = FullAttention(pool.page_size) if name == FULL else SlidingWindow(pool.page_size, pool.page_size)
@@ -130,11 +152,10 @@ def _attention(name: str, pool: Any, heads: int, variants: Sequence[str]) -> Dev
             tensors = [layers_of(pool, buffer) for buffer in (pool.k_buffer, pool.v_buffer)]
             group = CacheGroup(kv_caches=tensors, layout="separate_blocks", kind=kind, num_kv_heads=heads)
         case "MLATokenToKVPoolHost":
-            latents = [layer.squeeze(2) for layer in layers_of(pool, pool.kv_buffer)]
-            group = CacheGroup(kv_caches=latents, layout="mla", kind=kind)
+            group = CacheGroup(kv_caches=cache_of(_latents(pool)), kind=kind, num_kv_heads={})
         case other:
             raise UnsupportedError(f"the host pool {other} is not known: use the linker for models with such a cache")
-    return DevicePool(name, pool, group, _own(pool.layer_num), pool.page_size, variants)
+    return DevicePool(name, pool, group, _own(pool.layer_num), pool.page_size)
 
 
 def _states(pool: Any, page: int) -> DevicePool:

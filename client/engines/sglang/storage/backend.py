@@ -100,7 +100,9 @@ class PagetierStorage(HiCacheStorage, ReportsBatches):
         if pages is None:
             return PoolTransferResult.empty()
         found = self._safely(Restorable(), pages.restorable, keys, pool_transfers or (), extra_info)
-        by_pool = {PoolName(name): count for name, count in found.by_pool.items() if count}
+        names = (PoolName.KV, *(one.name for one in pool_transfers or ()))
+        counts = {name: found.by_pool.get(RIDES.get(name.value, name.value), 0) for name in names}
+        by_pool = {name: count for name, count in counts.items() if count}
         return PoolTransferResult(max(found.lengths, default=0), by_pool, list(found.lengths))
 
     def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
