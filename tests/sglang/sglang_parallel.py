@@ -89,6 +89,9 @@ LAYERS: Final = Division(
 NOT_IN_PIPELINES: Final = {
     "DeepSeek V4.1": "DeepSeek-V4.1 does not support pipeline parallelism yet",
     "MiniMax-M3": "MiniMax-M3 sparse HiCache does not support pipeline parallelism",
+    "DeepSeek V4, if a stage has windows alone": (
+        "a pipeline stage has no compressed layers: set SGLANG_PP_LAYER_PARTITION so that each stage has some"
+    ),
     "draft models": "a draft model beside pipeline parallelism: leave --speculative-algorithm out",
 }
 """What is not cached in a pipeline, and the line of pagetier or the exception of SGLang that says so."""

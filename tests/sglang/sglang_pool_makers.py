@@ -27,7 +27,7 @@ from sglang_model import Place, Spec
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 RATIOS: Final = [0, 4, 128, 4, 1, 1, 2]
-"""The compression of the layers of DeepSeek V4.1; V4 has the first four."""
+"""The compression of the layers of DeepSeek V4.1; V4 has the first four, or as many as a stage has."""
 
 
 def make_pool(spec: Spec, place: Place, slots: int, heads: int, mamba: Any) -> Any:
@@ -47,7 +47,7 @@ def make_pool(spec: Spec, place: Place, slots: int, heads: int, mamba: Any) -> A
         "dsa-fp8": lambda: _sparse(slots, page, 3, FP8, 656),
         "dsa-split": lambda: _sparse_layers(slots, page, place.context, spec.contexts),
         "dsa-swa": lambda: _sparse_windows(slots, page),
-        "dsv4": lambda: _deepseek_v4(slots, page, RATIOS[:4]),
+        "dsv4": lambda: _deepseek_v4(slots, page, RATIOS[: spec.layers[place.stage] if spec.layers else 4]),
         "dsv4.1": lambda: _deepseek_v4(slots, page, RATIOS, kv_source_layers=[4, 6], kv_layout="v41"),
         "minimax-m3": lambda: MiniMaxSparseKVPool(
             *common, BF16, heads, 8, 16, [0], [1, 2], "cpu", [2], start_layer=0, end_layer=3

@@ -14,7 +14,7 @@ import sglang_imports  # noqa: F401  before SGLang
 import sglang_parallel
 from disk_daemon import DiskDaemon
 from sglang_engine import SglangEngine
-from sglang_model import Spec
+from sglang_model import Spec, computed
 from sglang_parallel import NOT_IN_PIPELINES, PIPELINES
 
 pytest_plugins = ("sglang_daemon",)
@@ -31,6 +31,17 @@ def test_pools_that_are_not_known_are_refused_in_each_stage(daemon: DiskDaemon) 
     with SglangEngine(spec, daemon.socket) as engine:
         line = "of HiCache are not known: use the linker, without --pp-size"
         assert engine.log.count(line) == spec.processes, engine.log
+
+
+def test_a_stage_without_compressed_layers_says_so(daemon: DiskDaemon) -> None:
+    """SGLang compares the stages, so that none of them loads anything."""
+    spec = Spec("dsv4", 256, stages=2, layout="page_first", layers=(1, 4))
+    with SglangEngine(spec, daemon.socket) as engine:
+        line = NOT_IN_PIPELINES["DeepSeek V4, if a stage has windows alone"]
+        assert engine.log.count(f"pagetier caches nothing: {line}") == 1, engine.log
+        engine.insert(1, 2)
+        engine.reset_with_host()
+        assert engine.restore(1, 2) == computed(spec)
 
 
 def test_sglang_refuses_minimax_m3(daemon: DiskDaemon) -> None:

@@ -85,6 +85,12 @@ def test_index_keys_are_a_part_of_pages_that_all_layouts_share(keyed: int) -> No
     assert {own.cache.blocks for (own,) in pages} == {2}
 
 
+def test_a_stage_of_deepseek_v4_with_windows_alone_says_what_to_do() -> None:
+    windows = DeepSeekV4PagedHostPool(page_size=PAGE, layout="page_first", page_aligned_only=False)
+    with pytest.raises(UnsupportedError, match="set SGLANG_PP_LAYER_PARTITION so that each stage has some"):
+        host_pools({"kv": LogicalHostPool(), "swa": windows}, PAGE, lambda _: 1)
+
+
 @pytest.mark.parametrize("change", [{"page_aligned_only": True}, {"page_size": 2 * PAGE}, {"layout": "page_head"}])
 def test_rows_of_deepseek_v4_whose_format_no_width_tells_are_refused(change: dict[str, Any]) -> None:
     windows = DeepSeekV4PagedHostPool(

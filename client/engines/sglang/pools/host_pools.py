@@ -29,6 +29,9 @@ _ROWS: Final[Mapping[str, Callable[[Any, int], Any]]] = {
 }
 _STATE_LAYOUTS: Final = ("page_first", "page_first_direct")
 _UNKNOWN: Final = "the host pools {} of HiCache are not known: use the linker, without --pp-size"
+_UNCOMPRESSED: Final = (
+    "a pipeline stage has no compressed layers: set SGLANG_PP_LAYER_PARTITION so that each stage has some"
+)
 _SPARSE: Final = ("MLATokenToKVPoolHost", "DSAIndexerPoolHost", "DSATokenToKVPool")
 _INDEX_LAYOUTS: Final = ("layer_first", *_STATE_LAYOUTS)
 
@@ -80,12 +83,14 @@ def _compressed_pools(pools: Mapping[str, Any], page: int) -> tuple[DevicePool, 
     The pool of full attention has no bytes. It gives the pages their indices.
 
     Raises:
-        UnsupportedError: A pool is not known.
+        UnsupportedError: A pool is not known, or there are no compressed layers, so that no page has bytes.
     """
     others = {name: pool for name, pool in pools.items() if name != FULL}
     known = (name in (WINDOW, *RIDES) and _has_known_rows(pool, page) for name, pool in others.items())
-    if not all(known) or WINDOW not in others or FULL not in map(RIDES.get, others):
+    if not all(known) or WINDOW not in others:
         raise UnsupportedError(_UNKNOWN.format(", ".join(sorted(others))))
+    if FULL not in map(RIDES.get, others):
+        raise UnsupportedError(_UNCOMPRESSED)
     kinds = {FULL: FullAttention(page), WINDOW: SlidingWindow(page, page)}
     return tuple(_joined(name, kind, others) for name, kind in kinds.items())
 
