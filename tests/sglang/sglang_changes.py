@@ -10,6 +10,7 @@ import msgspec
 import torch
 from sglang import version
 from sglang.kernels.ops.attention.dsv4.kv_layout import KVLayout
+from sglang.srt.mem_cache.deepseek_v4_compress_state import KVAndScore
 from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 from sglang.srt.runtime_context import get_parallel
@@ -31,6 +32,8 @@ _CHANGES: Final[Mapping[str, Callable[[Any, Any], object]]] = {
     "index_k_rne": lambda _, pool: setattr(pool.c4_indexer_kv_pool, "index_k_rne", True),
     "use_fp4_indexer": lambda _, pool: setattr(pool.c4_indexer_kv_pool, "use_fp4_indexer", True),
     "kv_layout": lambda _, pool: setattr(pool.c4_kv_pool, "kv_layout", KVLayout.V41),
+    "rings of states": lambda _, pool: _change_states(pool, lambda rows: rows.view(-1, rows.shape[1] // 2), 2),
+    "type of states": lambda _, pool: _change_states(pool, lambda rows: rows.view(torch.int32), 1),
     "kv_layout of windows": lambda _, pool: setattr(pool.swa_kv_pool, "kv_layout", KVLayout.V41),
 }
 
@@ -41,6 +44,14 @@ def change(what: str, params: Any) -> None:
         _CHANGES[what](params, params.token_to_kv_pool_allocator.get_kvcache())
     else:
         _load(what)
+
+
+def _change_states(pool: Any, view: Callable[[torch.Tensor], torch.Tensor], factor: int) -> None:
+    """Shows the states of DeepSeek V4 in another form, in rings of so many times their length."""
+    for states in (*pool.compress_state_pools, *pool.indexer_compress_state_pools):
+        if states is not None:
+            states.kv_score_buffer = KVAndScore(view(states.kv_score_buffer.kv_score))
+            states.ring_size *= factor
 
 
 def forget(name: str) -> None:

@@ -139,6 +139,31 @@ def test_formats_of_one_size_have_other_pages(daemon: DiskDaemon, setting: str) 
 
 
 @pytest.mark.parametrize("layout", ["", "page_first"])
+@pytest.mark.parametrize("setting", ["rings of states", "type of states"])
+def test_states_of_one_size_and_another_form_are_other_pages(daemon: DiskDaemon, setting: str, layout: str) -> None:
+    """In both doors. The states of DeepSeek V4 have as many bytes as before."""
+    spec = Spec("dsv4", 256, layout=layout)
+    with SglangEngine(spec, daemon.socket) as engine:
+        engine.insert(1, PAGES)
+    with SglangEngine(spec, daemon.socket, change=setting) as engine:
+        assert eventually(lambda: "pagetier attached to" in engine.log, _WAIT_S), engine.log
+        assert engine.restore(1, PAGES) == computed(spec)
+
+
+@pytest.mark.parametrize("layout", ["", "page_first"])
+def test_index_keys_in_fp4_and_fp8_are_other_pages(daemon: DiskDaemon, layout: str) -> None:
+    spec = Spec("dsv4", 256, layout=layout)
+    with SglangEngine(spec, daemon.socket) as engine:
+        engine.insert(1, PAGES)
+    with SglangEngine(spec, daemon.socket, flags={"enable_deepseek_v4_fp4_indexer": True}) as engine:
+        assert eventually(lambda: "pagetier attached to" in engine.log, _WAIT_S), engine.log
+        assert engine.restore(1, PAGES) == computed(spec)
+        engine.insert(2, PAGES)
+        engine.reset()
+        assert engine.restore(2, PAGES) == whole(spec, PAGES)
+
+
+@pytest.mark.parametrize("layout", ["", "page_first"])
 def test_engines_with_other_draft_models_have_other_pages(daemon: DiskDaemon, tmp_path: Path, layout: str) -> None:
     """The weights of a draft model determine its layers in the pages. The doors have the same name for them."""
     spec = Spec("mha", 16, layout=layout, draft="" if layout else "side")

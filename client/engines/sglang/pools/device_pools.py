@@ -258,4 +258,6 @@ def _pools_of(owner: Any) -> Iterable[Any]:
 
 def _format(pool: Any) -> str:
     settings = [(name, getattr(pool, name)) for name in _FORMAT_SETTINGS if hasattr(pool, name)]
+    if (states := getattr(pool, "kv_score_buffer", None)) is not None:  # of DeepSeek V4, whose rings have no dtype
+        settings.append(("dtype", states.kv_score.dtype))
     return " ".join([type(pool).__name__, *(f"{name}={getattr(value, 'value', value)}" for name, value in settings)])

@@ -111,7 +111,8 @@ def _joined(name: str, kind: Group, pools: Mapping[str, Any]) -> DevicePool:
     own = sorted(other for other in pools if RIDES.get(other, other) == name)
     rows = [[_ROWS[pools[at].layout](pools[at].kv_buffer, layer)] for at in own for layer in range(pools[at].layer_num)]
     group = CacheGroup(kv_caches=rows, layout="rows", kind=kind)
-    variants = [f"{at} {pools[at].layer_num}" for at in own]
+    counts = [f"{at} {pools[at].layer_num}" for at in own]
+    variants = (*counts, *variants_of(getattr(pools[at], "state_pools", []) for at in own))
     return DevicePool(name, pools[own[0]], group, _own(len(rows)), kind.page_tokens, variants)
 
 
