@@ -157,8 +157,10 @@ static Pins *session_find(Session *self, search *find, PyObject *type, PyObject 
 static void session_count_match(Session *self, Pins *pins, uint64_t page_tokens)
 {
     uint64_t missed = (pins->asked - pins->reach) * page_tokens;
-    pt_count_lookup(&self->shared,
-                    (pt_lookup){pins->count, pins->asked - pins->count, pins->count * page_tokens, 0, missed, 0, 0});
+    pt_count_lookup(&self->shared, (pt_lookup){.hit_pages = pins->count,
+                                               .miss_pages = pins->asked - pins->count,
+                                               .memory_tokens = pins->count * page_tokens,
+                                               .missed_tokens = missed});
     pins->page_tokens = (uint32_t)page_tokens;
     pins->uncounted = pins->reach - pins->count;
 }
