@@ -19,7 +19,7 @@ class PhysicalPools(Pools):
 
     def __init__(self, spec: Spec, place: Place) -> None:
         super().__init__(spec, place)
-        if spec.draft:
+        if spec.draft and place.stage == spec.stages - 1:  # as in SGLang
             self.drafts = (make_draft(spec, self.slots, self.heads),)
         self._buffers = list(buffers_of(self.allocator.get_kvcache(), spec.page // spec.splits, place.marker))
         for draft in self.drafts:

@@ -20,9 +20,9 @@ from sglang_parallel import NOT_IN_PIPELINES, PIPELINES
 pytest_plugins = ("sglang_daemon",)
 
 
-def test_a_draft_model_is_refused(daemon: DiskDaemon) -> None:
-    with SglangEngine(PIPELINES.hicache[0], daemon.socket, flags={"speculative_algorithm": "EAGLE"}) as engine:
-        assert NOT_IN_PIPELINES["draft models"] in engine.log, engine.log
+def test_a_draft_other_than_eagle_is_refused(daemon: DiskDaemon) -> None:
+    with SglangEngine(PIPELINES.hicache[0], daemon.socket, flags={"speculative_algorithm": "DSPARK"}) as engine:
+        assert NOT_IN_PIPELINES["drafts other than EAGLE"] in engine.log, engine.log
 
 
 def test_pools_that_are_not_known_are_refused_in_each_stage(daemon: DiskDaemon) -> None:

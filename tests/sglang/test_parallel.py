@@ -14,7 +14,7 @@ from eventually import eventually
 from running_daemon import RunningDaemon
 from sglang_engine import SglangEngine
 from sglang_model import Restored, Spec, computed, place_of, whole
-from sglang_parallel import LAYERS, PIPELINES, REPLICAS, TOKENS
+from sglang_parallel import DRAFTS, LAYERS, PIPELINES, REPLICAS, TOKENS
 
 pytest_plugins = ("sglang_daemon",)
 PAGES = 8
@@ -42,18 +42,18 @@ def stored_by(daemon: DiskDaemon) -> dict[int, int]:
     return {slot.pid: slot.counts.stored_pages for slot in daemon.slots()}
 
 
-@pytest.mark.parametrize("spec", PIPELINES.hicache, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", [*PIPELINES.hicache, *DRAFTS], ids=lambda spec: spec.name)
 def test_each_stage_loads_its_own_layers(daemon: DiskDaemon, spec: Spec) -> None:
     """In this engine and in a new process, from memory and from disk."""
-    pages = pages_of(spec)
-    with SglangEngine(spec, daemon.socket) as engine:
+    pages, flags = pages_of(spec), {"speculative_algorithm": "EAGLE" if spec.draft else None}
+    with SglangEngine(spec, daemon.socket, flags=flags) as engine:
         for number in (1, 2):
             engine.insert(number, pages)
         engine.reset_with_host()
         assert engine.restore(1, pages) == whole(spec, pages)
         assert not any(result.hit or result.loaded for result in engine.restore(3, pages))
         assert not any(engine.leaked()) and "Traceback" not in engine.log, engine.log
-    with SglangEngine(spec, daemon.socket) as other:
+    with SglangEngine(spec, daemon.socket, flags=flags) as other:
         assert other.restore(2, pages) == whole(spec, pages)
         daemon.save()
         daemon.flush("memory")
@@ -63,7 +63,7 @@ def test_each_stage_loads_its_own_layers(daemon: DiskDaemon, spec: Spec) -> None
 
 @pytest.mark.parametrize(
     "spec",
-    [*PIPELINES.hicache[:7:3], Spec("dsa", 64, stages=2, layout="page_first")],
+    [*PIPELINES.hicache[:7:3], Spec("dsa", 64, stages=2, layout="page_first"), DRAFTS[1]],
     ids=lambda spec: spec.name,
 )
 @pytest.mark.parametrize("stage", [0, 1])
@@ -99,7 +99,7 @@ def test_all_stages_load_what_the_one_with_the_fewest_pages_has(
     ("spec", "prompts", "memory"),
     [
         (PIPELINE, 12, "4MiB"),
-        *((spec, 6, ROOM[spec.kind]) for spec in PIPELINES.hicache[-3:]),
+        *((spec, 6, ROOM[spec.kind]) for spec in (*PIPELINES.hicache[-3:], DRAFTS[2])),
     ],
     ids=lambda one: one.name if isinstance(one, Spec) else "",
 )
@@ -189,9 +189,10 @@ def test_stages_of_unequal_layers_have_pages_of_their_own(daemon: DiskDaemon) ->
 
 
 @pytest.mark.parametrize(
-    ("spec", "forgotten"), [(PIPELINE, "stage"), (msgspec.structs.replace(SPARSE, ranks=1), "index of the host")]
+    ("spec", "forgotten"),
+    [(PIPELINE, "stage"), (DRAFTS[0], "draft"), (msgspec.structs.replace(SPARSE, ranks=1), "index of the host")],
 )
-def test_a_forgotten_stage_or_index_is_noticed(daemon: DiskDaemon, spec: Spec, forgotten: str) -> None:
+def test_a_forgotten_stage_draft_or_index_is_noticed(daemon: DiskDaemon, spec: Spec, forgotten: str) -> None:
     """Stages without pages of their own load those of another one, and the comparison sees it."""
     tokens = PAGES * spec.page
     with SglangEngine(spec, daemon.socket, forget=forgotten) as engine:

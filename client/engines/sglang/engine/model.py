@@ -181,18 +181,19 @@ def require_known(params: Any) -> None:
 def stage_of(facts: EngineFacts, config: Any) -> EngineFacts:
     """Returns the facts of one pipeline stage, whose pages have its layers only.
 
-    SGLang takes a page for one that is there if all stages have their pages of it.
+    SGLang takes a page for one that is there if all stages have their pages of it. The last stage has all layers of a
+    draft model, as a part of its pages, and the others have none (eagle_worker_v2.py:1334).
 
     Args:
         facts: Those of the model.
         config: SGLang's HiCacheStorageConfig.
 
     Raises:
-        UnsupportedError: A draft model, of which one stage has all layers.
+        UnsupportedError: Drafts other than EAGLE, which no test has in a pipeline.
     """
     if config.pp_size == 1:
         return facts
-    if facts.server.speculative_algorithm is not None:
-        raise UnsupportedError("a draft model beside pipeline parallelism: leave --speculative-algorithm out")
+    if (facts.server.speculative_algorithm or "EAGLE").upper() != "EAGLE":
+        raise UnsupportedError("drafts other than EAGLE beside pipeline parallelism: leave --speculative-algorithm out")
     layers = get_pp_indices(facts.model.num_hidden_layers, config.pp_rank, config.pp_size)
     return msgspec.structs.replace(facts, stage=(config.pp_rank, config.pp_size, *layers))
