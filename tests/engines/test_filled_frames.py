@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 import tiny_model
-from disk_daemon import DiskDaemon
+from disk_daemon import FRAME, DiskDaemon
 from eventually import eventually
 from one_host import MODELS, ask, ask_after_reset, exact, prompt, scene_of
 
@@ -48,6 +50,36 @@ def test_answers_are_the_same_and_frames_are_full() -> None:
             memory, disk = snapshot.tiers.memory, snapshot.tiers.disk
             assert memory.pages == HIT // PAGE and memory.bytes >= 0.88 * memory.used
             assert disk.pages >= memory.pages and snapshot.disk.device_bytes <= 1.1 * disk.bytes_in
+
+
+@pytest.mark.parametrize(("block", "layers", "blocks"), [(64, 6, 4), (256, 5, 2)])
+def test_a_full_arena_holds_pages_of_larger_blocks(block: int, layers: int, blocks: int) -> None:
+    """A block fills three quarters of a frame, or five sixths of three; the arena has room for 8 pages of 12."""
+    page, page_bytes = blocks * block, blocks * block * layers * 2048
+    hit, flags = 3 * page, ("--set=arena.frame_size=1MiB", "--set=disk.write=through", "--set=evict.policy=lru")
+    prompts = [prompt(number, hit + block // 2) for number in range(4)]
+    with scene_of("llama", *flags, frames=8 * page_bytes // FRAME) as scene:
+        scene.model = tiny_model.make("llama", MODELS, num_hidden_layers=layers, head_dim=128, num_key_value_heads=4)
+        sizes = {"block_size": block, "num_gpu_blocks_override": 3072 // block, "max_model_len": 2048}
+        with scene.engine(engine=sizes) as engine:
+            own = []
+            for each in prompts:
+                ask(engine, each)
+                own.append(ask(engine, each))
+                scene.settle()
+                assert not scene.daemon.save().trouble
+            assert all(one["external"] == 0 and one["answers"][0]["cached"] == hit for one in own)
+            assert f"pages of {page} tokens ({page_bytes >> 10} KiB)" in engine.log_tail()
+            for each, answer in zip(prompts, own, strict=True):
+                again = ask_after_reset(engine, each)
+                assert again["external"] == hit and exact(again) == exact(answer)
+            scene.settle()
+            assert eventually(lambda: all_reported(scene.daemon)), scene.daemon.reported()
+            snapshot = scene.daemon.snapshot()
+            memory, disk = snapshot.tiers.memory, snapshot.tiers.disk
+            assert memory.evictions > 0 and memory.used > memory.cap / 2, "the arena was full"
+            assert memory.bytes >= 0.88 * memory.used and memory.bytes == memory.pages * page_bytes
+            assert disk.pages == 12 and snapshot.disk.device_bytes <= 1.1 * disk.bytes_in
 
 
 def all_reported(daemon: DiskDaemon) -> bool:
