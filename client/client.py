@@ -322,7 +322,8 @@ class Client:
         destination = destination_of(match, out, start_page, self.threads)
         unpinned = unpinned_prefix_of(match, destination)
         deadline, present = Deadline(self._seconds(timeout)), start_page * match.page_tokens
-        read = PromptReader(self, rule).plan(unpinned, present, deadline) if unpinned is not None else None
+        reader, count = PromptReader(self, rule), match.count_slower
+        read = reader.plan(unpinned, present, deadline, count_slower=count) if unpinned is not None else None
         if unpinned is None or read is None:
             copied = destination.copy(match, 0)
         else:

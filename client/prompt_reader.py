@@ -26,6 +26,13 @@ from pagetier.shm.failpoints import point
 from pagetier.shm.page_rows import PAGE_KEYS
 
 _READ: Final = (Decision.LOAD, Decision.PROBE)
+_SLOWER: Final = (Decision.COMPUTE, Decision.PROBE)
+
+CountSlower = Callable[[int, int], None]
+
+
+def _count_nothing(on_disk: int, remote: int) -> None:
+    """Counts nothing, for engines that count all that a request has found."""
 
 
 class TierRead:
@@ -87,18 +94,21 @@ class PromptReader:
         self.rule = LoadOrCompute() if rule is None else rule
         self._client = client
 
-    def read(self, found: GroupMatch, present: int, deadline: Deadline) -> bool:
+    def read(
+        self, found: GroupMatch, present: int, deadline: Deadline, count_slower: CountSlower = _count_nothing
+    ) -> bool:
         """Reads what is worth it, and waits for it; see plan().
 
         Args:
             found: The first match.
             present: See plan().
             deadline: See plan().
+            count_slower: See plan().
 
         Returns:
             Whether a second match may find more.
         """
-        read = self.plan(found, present, deadline)
+        read = self.plan(found, present, deadline, count_slower=count_slower)
         if read is not None:
             read.finish()
         return read is not None
@@ -110,6 +120,7 @@ class PromptReader:
         deadline: Deadline,
         least: int = 1,
         ask_timeout: float = math.inf,
+        count_slower: CountSlower = _count_nothing,
     ) -> TierRead | None:
         """Returns a read of what disk and fleet have after a match, as far as loading is faster than computing.
 
@@ -122,6 +133,8 @@ class PromptReader:
             deadline: The end of all waiting. The fleet is not asked without time left.
             least: The least number of tokens by which the fleet must make the prefix longer.
             ask_timeout: Seconds to wait for the answer of the fleet.
+            count_slower: Called with the tokens on disk, and those in the fleet, that are computed because loading them
+                is slower.
 
         Returns:
             The read; None if nothing is worth it.
@@ -133,6 +146,8 @@ class PromptReader:
         attachment.wait_linked(deadline.left)
         disk = self.rule.decide(LoadTier.DISK, on_disk, clock.now()) if on_disk else Decision.LOAD
         if disk is not Decision.LOAD:  # what the fleet has comes after these pages
+            if disk in _SLOWER:
+                count_slower(len(on_disk), 0)
             if disk is Decision.PROBE:
                 self._read(found, None, on_disk, deadline).start()
             return None
@@ -141,6 +156,8 @@ class PromptReader:
         hit, fleet = (
             choose_hit(self.rule, location, least, deadline.left) if location is not None else (None, Decision.COMPUTE)
         )
+        if hit is not None and fleet in _SLOWER:
+            count_slower(0, hit.tokens - needed.start)
         if hit is not None and fleet in _READ:
             read = self._read(found, hit, range(needed.start, hit.tokens), deadline)
             if fleet is Decision.LOAD:

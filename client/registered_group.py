@@ -214,7 +214,8 @@ class RegisteredGroup:
     def _read_rest(self, match: Match, pages: range, timeout: float, rule: LoadOrCompute | None) -> Iterator[Match]:
         """Yields a match that includes those of these pages that reached memory in time, from disk or fleet."""
         unread, present = unread_prefix(match, pages.start, pages.stop), pages.start * match.page_tokens
-        if unread is None or not PromptReader(self._client, rule).read(unread, present, Deadline(timeout)):
+        reader, count = PromptReader(self._client, rule), match.count_slower
+        if unread is None or not reader.read(unread, present, Deadline(timeout), count):
             yield match
             return
         with match.again() as longer:

@@ -665,6 +665,12 @@ class Pins:
         Each page is counted once, in the tier where the match found it; pages of a rematch are counted in its first
         match.
         """
+    def count_slower(self, on_disk: int, remote: int, /) -> None:
+        """Records the tokens that are computed because loading them from the disk or the fleet is slower.
+
+        They are counted at the release, those on disk unless they were loaded by then. A second call replaces the
+        first one's; those of a rematch belong to its first match. A match that is no lookup counts none.
+        """
 
 @final
 class Session:

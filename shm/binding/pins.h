@@ -12,6 +12,7 @@ typedef struct Pins {
     struct Pins *first; /* of a rematch: the match whose lookup it belongs to */
     unsigned int asked, count, reach;
     uint32_t page_tokens, uncounted; /* uncounted: pages at the end of reach whose tokens are not counted yet */
+    uint64_t slower_on_disk, slower_remote; /* tokens that are computed because loading them is slower */
     unsigned int from_disk; /* pages that were loaded from disk, as far as they are counted */
     bool pinned, due; /* due: released, but not yet unpinned */
     uint32_t copying; /* calls that copy these pages without the GIL; guarded by the GIL */
@@ -89,11 +90,15 @@ static void pins_drop(Pins *self)
 /* Ends the lookup: pages that were not loaded by now are counted as missed. */
 static void pins_count_missed(Pins *self)
 {
-    if (self->uncounted && handle_usable(self->session)) {
-        pt_session *s = &self->session->shared;
-        pt_count(&s->view.uses[s->slot].missed_tokens, self->uncounted * (uint64_t)self->page_tokens);
+    if ((self->uncounted || self->slower_remote) && handle_usable(self->session)) {
+        pt_uses *uses = &self->session->shared.view.uses[self->session->shared.slot];
+        uint64_t missed = self->uncounted * (uint64_t)self->page_tokens;
+        pt_count(&uses->missed_tokens, missed);
+        pt_count(&uses->disk_slower_tokens, missed < self->slower_on_disk ? missed : self->slower_on_disk);
+        pt_count(&uses->remote_slower_tokens, self->slower_remote);
     }
     self->uncounted = 0;
+    self->slower_remote = 0;
 }
 
 /* Counts the pages before `end` that are not counted yet, each in the tier where it was found. */
@@ -120,6 +125,21 @@ static PyObject *pins_count_loaded(Pins *self, PyObject *arg)
     uint32_t end = pages < first->reach ? (uint32_t)pages : first->reach;
     if (end > first->reach - first->uncounted && handle_usable(first->session))
         pins_count_until(first, end);
+    Py_RETURN_NONE;
+}
+
+/* count_slower(on_disk, remote): records the tokens that are computed because loading them from the disk or the fleet
+ * is slower. They are counted at the release, those on disk unless they were loaded by then. */
+static PyObject *pins_count_slower(Pins *self, PyObject *args)
+{
+    unsigned long long on_disk, remote;
+    if (!PyArg_ParseTuple(args, "KK", &on_disk, &remote))
+        return NULL;
+    Pins *first = self->first ? self->first : self;
+    if (first->page_tokens) { /* the match counts as a lookup */
+        first->slower_on_disk = on_disk;
+        first->slower_remote = remote;
+    }
     Py_RETURN_NONE;
 }
 
@@ -190,6 +210,7 @@ static PyObject *pins_sizes(Pins *self, void *unused)
 static PyMethodDef pins_methods[] = {
     {"release", (PyCFunction)pins_release, METH_NOARGS, NULL},
     {"count_loaded", (PyCFunction)pins_count_loaded, METH_O, NULL},
+    {"count_slower", (PyCFunction)pins_count_slower, METH_VARARGS, NULL},
     {"__enter__", (PyCFunction)pins_enter, METH_NOARGS, NULL},
     {"__exit__", (PyCFunction)(void (*)(void))pins_exit, METH_FASTCALL, NULL},
     {0},

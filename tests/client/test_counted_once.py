@@ -15,6 +15,9 @@ from keyed_pages import TOKENS, prompt, store
 from lookup_counts import Counted, counted
 from pagetier.client import Client, Keys
 from pagetier.client.adapters import find
+from pagetier.client.load_or_compute import LoadMode, LoadOrCompute, ProcessRule
+from pagetier.client.tier_speed import LoadTier
+from pagetier.shm import clock
 from replay_command import BLOCK, chat, replay_json, write_trace
 from running_daemon import RunningDaemon
 
@@ -116,6 +119,66 @@ def test_a_second_try_that_succeeds_is_a_hit(daemon: DiskDaemon, client: Client,
 def test_pages_on_disk_that_are_not_loaded_count_as_missed(daemon: DiskDaemon, client: Client, on_disk: Keys) -> None:
     with one_lookup(daemon, missed=PAGES):
         client.match(on_disk)
+
+
+def slow_disk() -> LoadOrCompute:
+    """Returns a rule that has measured that the disk is far slower than computing, and sends no probe."""
+    rule, later = LoadOrCompute(), clock.now() + 3600
+    for pages in range(1, PAGES + 1):
+        rule.computed(TOKENS, 0.0, TOKENS * 1e-6)
+        rule.ended(rule.sent(LoadTier.DISK, pages * TOKENS, PATIENCE_S, later), 1.0, later + 1.0)
+    return rule
+
+
+@contextmanager
+def computed(daemon: DiskDaemon, pages: int) -> Iterator[None]:
+    """Asserts that so many pages on disk are counted as computed because loading is slower."""
+    before = daemon.snapshot().lookups.disk_slower_tokens
+    yield
+    assert daemon.snapshot().lookups.disk_slower_tokens - before == pages * TOKENS
+
+
+@pytest.mark.parametrize("pages", [PAGES, 4])
+def test_pages_that_are_computed_faster_are_missed_and_counted_once(
+    daemon: DiskDaemon, client: Client, on_disk: Keys, pages: int
+) -> None:
+    """A load that has room for 4 pages computes no more than those."""
+    out = [*room(pages)]
+    with computed(daemon, pages), one_lookup(daemon, missed=PAGES), client.match(on_disk) as match:
+        for _ in range(2):
+            assert client.load(match, out, rule=slow_disk()) == 0
+        with match.again() as longer:
+            assert client.load(longer, out, rule=slow_disk()) == 0
+
+
+def test_a_registered_cache_counts_what_it_computes(
+    daemon: DiskDaemon, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = np.zeros((1, PAGES, 2, TOKENS, 4, 8), np.int16)
+    cache = client.register(list(tensors), model="slow", page_tokens=TOKENS, layout="flashinfer")
+    tokens, table = list(range(PAGES * TOKENS)), np.arange(PAGES)
+    assert cache.store(tokens, table).stored == PAGES
+    daemon.push_out(client, cache.keys(tokens))
+    monkeypatch.setattr(ProcessRule, "rule", slow_disk())
+    with computed(daemon, PAGES), one_lookup(daemon, missed=PAGES), cache.match(tokens) as match:
+        assert cache.load(match, table) == 0
+
+
+def test_pages_that_are_loaded_in_the_end_were_not_computed(daemon: DiskDaemon, client: Client, on_disk: Keys) -> None:
+    with computed(daemon, 0), one_lookup(daemon, disk=PAGES), client.match(on_disk) as match:
+        assert client.load(match, room(), rule=slow_disk()) == 0
+        assert client.load(match, room()) == PAGES
+
+
+def test_pages_that_a_setting_leaves_out_are_missed_only(daemon: DiskDaemon, client: Client, on_disk: Keys) -> None:
+    never = LoadOrCompute({LoadTier.DISK: LoadMode.NEVER})
+    with computed(daemon, 0), one_lookup(daemon, missed=PAGES), client.match(on_disk) as match:
+        assert client.load(match, room(), rule=never) == 0
+
+
+def test_what_is_found_with_find_is_not_counted_as_computed(daemon: DiskDaemon, client: Client, on_disk: Keys) -> None:
+    with computed(daemon, 0), find(client.session, on_disk) as match:
+        assert client.load(match, room(), rule=slow_disk()) == 0
 
 
 def test_a_match_after_a_prefetch_is_the_same_lookup(daemon: DiskDaemon, client: Client, on_disk: Keys) -> None:

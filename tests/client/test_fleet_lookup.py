@@ -17,7 +17,10 @@ from eventually import PATIENCE_S, eventually
 from fleet_host import PATIENT, FleetHost
 from pagetier.client import FullAttention, GroupMatch, Recurrent, SlidingWindow
 from pagetier.client.adapters import Group, GroupKeys, Location
+from pagetier.client.load_or_compute import LoadOrCompute
+from pagetier.client.tier_speed import LoadTier
 from pagetier.daemon.status.disk_report import Standing
+from pagetier.shm import clock
 from pagetier.shm.row_arrays import sizes_of
 from running_daemon import RunningDaemon, namespace
 
@@ -229,6 +232,21 @@ def test_pages_in_memory_on_disk_and_in_the_fleet_make_one_hit(hosts: Hosts, tmp
             out = np.zeros((12, _BYTES), np.uint8)
             assert second.client.load(match.matches[0], out, timeout=0.0) == 12
             assert out[:, 0].tolist() == [*range(12)]
+
+
+def test_pages_of_the_fleet_that_are_computed_faster_are_counted(hosts: Hosts) -> None:
+    second, rule, now = hosts.second, LoadOrCompute(), clock.now()
+    placed = hosts.place(FullAttention(16), "slower", [], range(4))
+    hosts.located([placed])
+    for _ in range(8):
+        rule.computed(64, 0.0, PATIENCE_S)
+        rule.ended(rule.sent(LoadTier.FLEET, 64, 1e6, now - 1e5), 1.0, now - 1e4)
+    before = second.daemon.snapshot().lookups
+    with second.client.match(placed.asked.keys) as match:
+        assert second.client.load(match, np.zeros((4, _BYTES), np.uint8), timeout=PATIENCE_S, rule=rule) == 0
+    lookups = second.daemon.snapshot().lookups
+    assert lookups.remote_slower_tokens - before.remote_slower_tokens == 4 * 16
+    assert lookups.missed_tokens - before.missed_tokens == _TOKENS and not lookups.disk_slower_tokens
 
 
 def test_without_a_fleet_nothing_is_asked() -> None:
