@@ -19,7 +19,9 @@ from measure import Result, main, time_of
 from pagetier.daemon.host.huge_pages import huge_page_report
 from pagetier.shm._core import KEY_BYTES, Session, answer_columns, page_requests
 from pagetier.shm.geometry import Geometry
-from pagetier.shm.protocol import BUILD
+from pagetier.shm.message_codec import LENGTH, pack
+from pagetier.shm.protocol import BUILD, Reserve, Space
+from pagetier.shm.reserve_frames import read_reserved
 from pagetier.shm.segments import SegmentRequest, Segments, take
 
 ENTRIES = int(os.environ.get("BENCH_ENTRIES", "10000000"))
@@ -47,14 +49,16 @@ def times_of(action: Callable[[], object]) -> tuple[float, float]:
 def fill(segments: Segments) -> None:
     """Stores pages of one frame without writing their bytes, as one engine; then this engine leaves."""
     owner = segments.owner
-    space = owner.space(bytes(KEY_BYTES), "bench", 256, 0, 0)
+    label = Space(bytes(KEY_BYTES), "bench", 256)
+    space = owner.space(label.digest, label.name, label.page_tokens, label.window, label.group)
     slot = owner.attach(os.getpid(), os.geteuid(), 0, 1, "filler")
     session = session_of(segments, slot)
     sizes = FRAME.to_bytes(8, "little") * BATCH
     rng = np.random.default_rng(1)
     for _ in range(int(ENTRIES * FILLED) // BATCH):
         pages = page_requests(rng.bytes(KEY_BYTES * BATCH), sizes)
-        granted = answer_columns(owner.reserve(slot, space, 0, 1, HOUR_NS, pages).pages)
+        response, *_ = owner.reserve(slot, space, HOUR_NS, 0, pack(Reserve(1, label, 0, 1, pages)))
+        granted = answer_columns(read_reserved(response[LENGTH.size :]).pages)
         session.publish(granted.entries, granted.serials, 0)
         owner.settle()
     assert session.retire()

@@ -241,24 +241,6 @@ class ReservedPages(NamedTuple):
     serials: bytes
 
 @final
-class ReservedBatch(NamedTuple):
-    """The answers to a reservation.
-
-    Attributes:
-        pages: Rows of PAGE_ANSWER_LAYOUT, one for each page.
-        granted: Pages that were granted.
-        granted_bytes: The bytes of those pages.
-        full: Pages that were refused because there is no room (REFUSED_FULL).
-        oversized: The first page that never fits (REFUSED_SIZE), -1 if there is none.
-    """
-
-    pages: bytes
-    granted: int
-    granted_bytes: int
-    full: int
-    oversized: int
-
-@final
 class SeenEvents(NamedTuple):
     """What came and left, in order: for each event the key, and one byte each for the other fields.
 
@@ -966,35 +948,23 @@ class Owner:
     def drop_idle(self, idle_ns: int, budget: int, /) -> IdleStep:
         """Drops namespaces that were not used for idle_ns, the oldest first. It checks about `budget` pages."""
     def reserve(
-        self,
-        slot: int,
-        space: int,
-        part: int,
-        parts: int,
-        ttl_ns: int,
-        pages: Array,
-        division: int = 0,
-        prompts: _Prompts = None,
-        hint: int = 0,
-        hint_ttl_ns: int = 0,
-        refused: int = 0,
-        /,
-    ) -> ReservedBatch:
-        """Responds to a chain of pages, head first; see core/daemon/reserve.h.
+        self, slot: int, space: int, ttl_ns: int, refused: int, message: Array, /
+    ) -> tuple[_Bytes, int, int, int, int, int]:
+        """Responds to a reservation that was checked; see core/daemon/reserve.h.
+
+        A hint of KEEP or UNKEEP counts as NONE. LEFT_OUT is answered only if there are prompts.
 
         Args:
             slot: The slot of the writer.
-            space: The number of the pages' namespace.
-            part: The writer's part of each page.
-            parts: The number of parts of each page.
+            space: The number of the pages' namespace; that in the message is not read.
             ttl_ns: The reservations expire after this time.
-            pages: Rows of PAGE_REQUEST_LAYOUT.
-            division: How a page is cut into its parts; all writers of a page must pass the same number.
-            prompts: As Reserve.prompts: the prompts among the pages, ascending from page 0. Empty if each page is
-                useful on its own, None if that is not known. LEFT_OUT is answered only if there are prompts.
-            hint: What is known of the session of the prompts; KEEP and UNKEEP count as NONE.
-            hint_ttl_ns: The hint expires after this time, rounded up to a power of two seconds.
             refused: So many pages at the end are refused, and count as missed.
+            message: The message with its length.
+
+        Returns:
+            As serve_reserve(), with 0 frames. The pages that the call refuses count as no page without room.
+
+        Raises ValueError if the message is none, or has invalid parts or prompts.
         """
     def serve_reserve(
         self, slot: int, ttl_ns: int, most_frames: int, nbytes: int, message: Array, /
@@ -1009,9 +979,10 @@ class Owner:
             message: The message with its length.
 
         Returns:
-            The message with the response; the frames of all pages; and as ReservedBatch has them, the pages that were
-            granted, their bytes, those that found no room, and the first one that never fits. None, and nothing has
-            changed, if the message is another one or invalid, has a hint, or the pages need more frames.
+            The message with the response, which has no reason; the frames of all pages; the pages that were granted;
+            their bytes; the pages that found no room (REFUSED_FULL); and the size of the first page that never fits
+            (REFUSED_SIZE), -1 if there is none. None, and nothing has changed, if the message is another one or
+            invalid, has a hint, or the pages need more frames.
         """
     def frames_for(self, pages: Array, /) -> int:
         """Returns the frames that rows of PAGE_REQUEST_LAYOUT need, 2**64-1 if they are more."""

@@ -1,12 +1,11 @@
-"""Reserves the pages of one request and says which page is before which in its prompt."""
+"""Checks a request for a reservation, and how it divides its pages into prompts."""
 
 from __future__ import annotations
 
 from pagetier.daemon.common.namespaces import wrong_space
-from pagetier.shm._core import KEY_BYTES, PARTS, Owner, ReservedBatch
+from pagetier.shm._core import KEY_BYTES, PARTS
 from pagetier.shm.page_rows import PAGE_REQUESTS
 from pagetier.shm.protocol import Prompt, Reserve
-from pagetier.shm.reserve_frames import nanoseconds
 
 _U32 = 1 << 32
 _PARENT_BYTES = {0, KEY_BYTES}
@@ -35,20 +34,3 @@ def wrong_prompts(request: Reserve) -> str:
     if not {len(prompt.before) for prompt in prompts} <= _PARENT_BYTES:
         return "the key of the page before a prompt has another length than a key"
     return ""
-
-
-def reserve_prompts(owner: Owner, slot: int, space: int, ttl_ns: int, request: Reserve, pages: int) -> ReservedBatch:
-    """Reserves the first `pages` pages of a valid request, and refuses the others."""
-    return owner.reserve(
-        slot,
-        space,
-        request.part,
-        request.parts,
-        ttl_ns,
-        request.pages,
-        request.division,
-        request.prompts,
-        request.hint,
-        nanoseconds(request.hint_ttl),
-        PAGE_REQUESTS.count(request.pages) - pages,
-    )

@@ -1,4 +1,4 @@
-"""Grants memory to stores: the usual request in one call of the core, every other one decoded."""
+"""Grants memory to stores in one call of the core: to the usual one without decoding it, to every other one checked."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from pagetier.daemon.fleet.fleet_tier import FleetTier
 from pagetier.daemon.index.evictor import Evictor
 from pagetier.daemon.index.hint_requests import Hints
 from pagetier.daemon.index.idle_namespaces import IdleNamespaces
-from pagetier.daemon.index.prompts import reserve_prompts, wrong_request
+from pagetier.daemon.index.prompts import wrong_request
 from pagetier.daemon.index.quotas import PinQuota, StoreQuota
 from pagetier.daemon.index.reaper import Reaper
 from pagetier.daemon.index.tenants import Tenants
-from pagetier.shm._core import NO_ENTRY, Owner, ReservedBatch, ReserveOutcome
+from pagetier.shm._core import NO_ENTRY, Owner, ReserveOutcome
 from pagetier.shm.failpoints import point
-from pagetier.shm.message_codec import LENGTH, pack, read_answer, read_request
+from pagetier.shm.message_codec import LENGTH
 from pagetier.shm.page_rows import PAGE_ANSWERS, PAGE_REQUESTS, PageAnswer
 from pagetier.shm.protocol import FetchLocated, Reserve, Reserved, Space
+from pagetier.shm.reserve_frames import pack_reserve, pack_reserved, read_reserve, read_reserved
 
 _STOPPING: Final = "the daemon is stopping"
 
@@ -96,13 +97,15 @@ class Reservations:
             return False
         response, frames, granted, granted_bytes, full, oversized = served
         point("service.reserved")
-        decoded = self._with_reason(received[:nbytes], response, full, oversized) if full or oversized >= 0 else None
+        if full or oversized >= 0:
+            response = pack_reserved(_answer(response, self._why_refused(full, oversized)))
         # The engine copies from here on, so nothing that follows delays its store.
-        send(pack(decoded[1]) if decoded else response)
+        send(response)
         self._store_quota.add(slot, frames)
         disk.write_behind.stores.add(granted, granted_bytes)
         if granted and self._parts.fleet.writes.enabled:
-            self._parts.fleet.note_stored(*(decoded or _decode(received[:nbytes], response)), granted_bytes)
+            request = read_reserve(bytes(received[LENGTH.size : nbytes]))
+            self._parts.fleet.note_stored(request, read_reserved(response[LENGTH.size :]), granted_bytes)
         self._make_room()
         self.seconds.add(self._loop.time() - began)
         return True
@@ -124,17 +127,7 @@ class Reservations:
         space = -1 if wrong else self._space_or_room(request.space)
         if wrong or space < 0:
             return _refused(request, wrong or self._parts.idle_namespaces.reject())
-        # The quota of the process decides before the core does: pages beyond it must not evict those of others.
-        request, pages = self._parts.hints.checked(request), self._store_quota.pages(slot, request.pages)
-        batch = reserve_prompts(self._owner, slot, space, self._ttl_ns, request, pages)
-        # The frames belong to the slot from here on. If the daemon dies before the answer arrives, the session does not
-        # list these serials when it attaches to the next daemon, which frees them (Service.attach).
-        point("service.reserved")
-        why = self._why_refused(request, batch.full, batch.oversized, pages)
-        answer = Reserved(request.number, batch.pages, why)
-        self._parts.hints.keep_stored(slot, request, pages)
-        self._note_granted(request, answer, batch)
-        return answer
+        return self._reserve(slot, space, self._parts.hints.checked(request))
 
     def space(self, space: Space) -> int:
         """Returns the number of a valid namespace in the index, which gets one if it has none; -1 without room."""
@@ -164,41 +157,48 @@ class Reservations:
         self._make_room()  # the engine copies by now, so that this does not delay its store
         self.seconds.add(self._loop.time() - began)
 
-    def _note_granted(self, request: Reserve, answer: Reserved, batch: ReservedBatch) -> None:
+    def _reserve(self, slot: int, space: int, request: Reserve) -> Reserved:
+        """Reserves the pages of a valid request in a namespace."""
+        # The quota of the process decides before the core does: pages beyond it must not evict those of others.
+        allowed = self._store_quota.pages(slot, request.pages)
+        beyond = PAGE_REQUESTS.count(request.pages) - allowed
+        served = self._owner.reserve(slot, space, self._ttl_ns, beyond, pack_reserve(request))
+        response, _, granted, granted_bytes, full, oversized = served
+        # The frames belong to the slot from here on. If the daemon dies before the answer arrives, the session does not
+        # list these serials when it attaches to the next daemon, which frees them (Service.attach).
+        point("service.reserved")
+        too_many = PAGE_REQUESTS.row(request.pages, allowed).size if beyond else -1
+        answer = _answer(response, self._why_refused(full, oversized, too_many))
+        self._parts.hints.keep_stored(slot, request, allowed)
+        self._note_granted(request, answer, granted, granted_bytes)
+        return answer
+
+    def _note_granted(self, request: Reserve, answer: Reserved, granted: int, granted_bytes: int) -> None:
         """Counts the pages that were granted for the tiers that will have to write them."""
         disk = self._parts.disk
-        disk.write_behind.stores.add(batch.granted, batch.granted_bytes)
+        disk.write_behind.stores.add(granted, granted_bytes)
         if disk.budget.per_day:
-            entries = array("I", [page.entry for page in PAGE_ANSWERS.read(batch.pages)])
+            entries = array("I", [page.entry for page in PAGE_ANSWERS.read(answer.pages)])
             known = self._owner.reservations(entries), self._owner.tiers(entries)
-            disk.budget.note(request.pages, batch.pages, *known)
-        if batch.granted:
-            self._parts.fleet.note_stored(request, answer, batch.granted_bytes)
+            disk.budget.note(request.pages, answer.pages, *known)
+        if granted:
+            self._parts.fleet.note_stored(request, answer, granted_bytes)
 
-    def _with_reason(self, message: memoryview, response: bytes, full: int, oversized: int) -> tuple[Reserve, Reserved]:
-        """Returns the request in a message, and its answer with the reason why pages were refused."""
-        request, answer = _decode(message, response)
-        why = self._why_refused(request, full, oversized, PAGE_REQUESTS.count(request.pages))
-        return request, msgspec.structs.replace(answer, reason=why)
-
-    def _why_refused(self, request: Reserve, full: int, oversized: int, allowed: int) -> str:
+    def _why_refused(self, full: int, oversized: int, beyond: int = -1) -> str:
         """Returns why pages of the store that was just handled were refused, "" if none was.
 
         Args:
-            request: The store.
-            full: The pages that were refused because there is no room.
-            oversized: The first page that never fits, -1 if there is none.
-            allowed: The pages that the process might reserve, head first.
+            full: The pages for which there is no room.
+            oversized: The size of the first page that never fits, -1 if there is none.
+            beyond: The size of the first page that the process might not reserve, -1 if it might reserve all.
         """
-        beyond = PAGE_REQUESTS.count(request.pages) - allowed
-        if full > beyond:
+        if full:
             self._pin_quota.full()
-        if beyond:
-            return self._store_quota.why_refused(PAGE_REQUESTS.row(request.pages, allowed).size)
+        if beyond >= 0:
+            return self._store_quota.why_refused(beyond)
         why_by_quota = self._parts.tenants.why_refused
         if oversized >= 0:
-            size = PAGE_REQUESTS.row(request.pages, oversized).size
-            return why_by_quota("a larger page never fits") or self._store_quota.why_refused(size)
+            return why_by_quota("a larger page never fits") or self._store_quota.why_refused(oversized)
         if not full:
             return ""
         if self._owner.lacks_memory:
@@ -213,10 +213,9 @@ class Reservations:
         point("service.checked")
 
 
-def _decode(message: memoryview, response: bytes) -> tuple[Reserve, Reserved]:
-    request, answer = read_request(bytes(message[LENGTH.size :])), read_answer(response[LENGTH.size :])
-    assert isinstance(request, Reserve) and isinstance(answer, Reserved)
-    return request, answer
+def _answer(response: bytes, reason: str) -> Reserved:
+    """Returns the response of the core, which has no reason, with the reason why pages were refused."""
+    return msgspec.structs.replace(read_reserved(response[LENGTH.size :]), reason=reason)
 
 
 def _refused(request: Reserve, reason: str) -> Reserved:

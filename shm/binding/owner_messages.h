@@ -1,4 +1,4 @@
-/* owner_messages.h - the type Owner: the usual reservation, from the bytes of its request to those of its response. */
+/* owner_messages.h - the type Owner: a reservation, from the bytes of its request to those of its response. */
 #pragma once
 
 #include "owner_reservations.h"
@@ -17,79 +17,100 @@ static bool call_numbers(PyObject *const *args, Py_ssize_t count, uint64_t *numb
     return !PyErr_Occurred();
 }
 
-/* Returns what a message and a call ask for. Its space is PT_NONE if there is no namespace for it. */
-static pt_request request_of(Owner *self, const uint64_t *numbers, const pt_reserve_head *head, pt_space *space)
+/* A message as the core takes it. */
+typedef struct {
+    pt_reserve_message m;
+    requested_pages pages;
+    pt_prompt *prompts;
+} asked_store;
+
+/* Takes the pages of a message, and makes room for its prompts. Returns false with an exception set; otherwise the
+ * caller frees `prompts` and the pages' sizes. */
+static bool asked_open(asked_store *a)
 {
-    uint64_t now = space->used_ns = pt_now_ns();
-    space->tenant = tenant_named(self, space->name);
-    return (pt_request){
-        .slot = (uint32_t)numbers[CALL_SLOT],
-        .space = pt_intern_space(&self->shared.view, space),
-        .part = head->part,
-        .parts = head->parts,
-        .division = head->division,
-        .now = now,
-        .expires_ns = now + numbers[CALL_TTL_NS],
-        .reservation = self->shared.last_reservation + 1,
-        .prompt_kind = head->prompts == PT_PROMPTS_UNKNOWN ? PT_PROMPT_UNKNOWN
-                       : head->prompts                     ? PT_PROMPT_KNOWN
-                                                           : PT_PROMPT_NONE,
-        .prompt_count = pt_prompts_of(head),
-    };
+    a->prompts = malloc((pt_prompts_of(&a->m.head) + 1) * sizeof *a->prompts);
+    if (!a->prompts)
+        return PyErr_NoMemory(), false;
+    if (pages_read(a->m.pages, a->m.head.pages, &a->pages))
+        return true;
+    free(a->prompts);
+    return false;
 }
 
-static PyObject *served(PyObject *response, const batch_counts *c, uint64_t frames)
+static void asked_close(asked_store *a)
 {
-    return Py_BuildValue("(NKIKIn)", response, (unsigned long long)frames, c->granted, c->granted_bytes, c->full,
-                         c->oversized);
+    free(a->prompts);
+    free(a->pages.sizes);
 }
 
-/* Reserves the pages of a message, unless they need more than `most_frames` frames or there is
- * no namespace for them. */
-static PyObject *serve_pages(Owner *self, const uint64_t *numbers, const pt_reserve_message *m,
-                             const requested_pages *pages, pt_prompt *prompts)
+/* Fills in what a message says of a request, whose prompts lie before the pages that it refuses. */
+static void read_request(const asked_store *a, pt_request *r)
+{
+    const pt_reserve_head *head = &a->m.head;
+    r->part = head->part;
+    r->parts = head->parts;
+    r->division = head->division;
+    r->prompt_kind = head->prompts == PT_PROMPTS_UNKNOWN ? PT_PROMPT_UNKNOWN
+                     : head->prompts                     ? PT_PROMPT_KNOWN
+                                                         : PT_PROMPT_NONE;
+    r->prompt_count = pt_prompts_of(head);
+    r->prompts = r->prompt_count ? a->prompts : NULL;
+    while (r->prompt_count > 1 && r->prompts[r->prompt_count - 1].begin >= head->pages - r->refused)
+        r->prompt_count--;
+    r->hint = (uint8_t)(head->hint < PT_HINTS ? head->hint : PT_HINT_NONE);
+    r->lasts = head->hint ? pt_lasts(head->hint_ttl_ns) : 0;
+    r->keep = head->hint == PT_HINT_KEEP;
+}
+
+/* Reserves the pages. Returns (response, frames, granted, granted_bytes, full, oversized). */
+static PyObject *serve_asked(Owner *self, const asked_store *a, pt_request *r, uint64_t frames)
+{
+    r->reservation = self->shared.last_reservation + 1;
+    read_request(a, r);
+    if (!request_sound(self, r))
+        return NULL;
+    PyObject *response = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)pt_reserved_bytes(a->pages.count));
+    if (!response)
+        return NULL;
+    pt_answer *answers =
+        pt_begin_reserved((uint8_t *)PyBytes_AsString(response), a->m.head.number, a->pages.count, 0);
+    batch_counts c = reserve_pages(self, r, &a->pages, answers);
+    PyObject *oversized = c.oversized ? PyLong_FromUnsignedLongLong(*c.oversized) : PyLong_FromLong(-1);
+    return Py_BuildValue("(NKIKIN)", response, (unsigned long long)frames, c.granted, c.granted_bytes, c.full,
+                         oversized);
+}
+
+/* Serves an unchecked message. None if its name or prompts are not usual, its pages need more than `most_frames`
+ * frames, or there is no namespace for them. */
+static PyObject *serve_usual(Owner *self, const uint64_t *numbers, const asked_store *a)
 {
     pt_space space;
-    uint64_t frames = frames_of(pages, self->shared.view.frame_bytes);
-    if (!pt_read_space(m, &space) || !pt_read_prompts(m, prompts) || frames > numbers[CALL_MOST_FRAMES])
+    uint64_t frames = frames_of(&a->pages, self->shared.view.frame_bytes);
+    if (!pt_read_space(&a->m, &space) || !pt_read_prompts(&a->m, a->prompts) || frames > numbers[CALL_MOST_FRAMES])
         Py_RETURN_NONE;
-    pt_request r = request_of(self, numbers, &m->head, &space);
-    r.prompts = r.prompt_count ? prompts : NULL;
+    pt_request r = {.slot = (uint32_t)numbers[CALL_SLOT], .now = space.used_ns = pt_now_ns()};
+    r.expires_ns = r.now + numbers[CALL_TTL_NS];
+    space.tenant = tenant_named(self, space.name);
+    r.space = pt_intern_space(&self->shared.view, &space);
     if (r.space == PT_NONE)
         Py_RETURN_NONE;
-    PyObject *response = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)pt_reserved_bytes(pages->count));
-    if (!response || !request_sound(self, &r)) {
-        Py_XDECREF(response);
-        return NULL;
-    }
-    pt_answer *answers =
-        pt_begin_reserved((uint8_t *)PyBytes_AsString(response), m->head.number, pages->count, 0);
-    batch_counts counts = reserve_pages(self, &r, pages, answers);
-    return served(response, &counts, frames);
+    return serve_asked(self, a, &r, frames);
 }
 
-static PyObject *serve_message(Owner *self, const uint64_t *numbers, const pt_reserve_message *m)
-{
-    requested_pages pages;
-    if (!pages_read(m->pages, m->head.pages, &pages))
-        return NULL;
-    pt_prompt *prompts = malloc((pt_prompts_of(&m->head) + 1) * sizeof *prompts);
-    PyObject *result = prompts ? serve_pages(self, numbers, m, &pages, prompts) : PyErr_NoMemory();
-    free(prompts);
-    free(pages.sizes);
-    return result;
-}
-
-/* Reads a message with its length. Returns false for one that the daemon's Python code answers: it is none, is invalid,
- * or has a hint. */
-static bool is_usual(const uint8_t *message, size_t bytes, pt_reserve_message *m)
+/* Reads a message with its length. Returns false if it is no reservation. */
+static bool read_message(const uint8_t *message, size_t bytes, pt_reserve_message *m)
 {
     uint32_t length;
     if (bytes < sizeof length)
         return false;
     memcpy(&length, message, sizeof length);
-    return length == bytes - sizeof length && pt_read_reserve(message + sizeof length, length, m) && !m->head.hint &&
-           m->head.pages && m->head.part < m->head.parts && m->head.parts <= PT_PARTS;
+    return length == bytes - sizeof length && pt_read_reserve(message + sizeof length, length, m);
+}
+
+/* Returns whether the daemon's Python code need not check a request first. */
+static bool is_usual(const pt_reserve_head *head)
+{
+    return !head->hint && head->pages && head->part < head->parts && head->parts <= PT_PARTS;
 }
 
 /* serve_reserve(slot, ttl_ns, most_frames, bytes, message) -> (response, frames, granted, granted_bytes, full,
@@ -97,13 +118,43 @@ static bool is_usual(const uint8_t *message, size_t bytes, pt_reserve_message *m
 static PyObject *owner_serve_reserve(Owner *self, PyObject *const *args, Py_ssize_t count)
 {
     uint64_t numbers[CALL_NUMBERS];
-    pt_reserve_message m;
+    asked_store a;
     Py_buffer buffer;
+    PyObject *result = NULL;
     if (!owner_ready(self) || !call_numbers(args, count, numbers) ||
         PyObject_GetBuffer(args[CALL_NUMBERS], &buffer, PyBUF_SIMPLE) < 0)
         return NULL;
-    bool usual = numbers[CALL_BYTES] <= (uint64_t)buffer.len && is_usual(buffer.buf, (size_t)numbers[CALL_BYTES], &m);
-    PyObject *result = usual ? serve_message(self, numbers, &m) : Py_NewRef(Py_None);
+    size_t bytes = (size_t)numbers[CALL_BYTES];
+    if (bytes > (size_t)buffer.len || !read_message(buffer.buf, bytes, &a.m) || !is_usual(&a.m.head)) {
+        result = Py_NewRef(Py_None);
+    } else if (asked_open(&a)) {
+        result = serve_usual(self, numbers, &a);
+        asked_close(&a);
+    }
+    PyBuffer_Release(&buffer);
+    return result;
+}
+
+/* reserve(slot, space, ttl_ns, refused, message) -> as serve_reserve(). */
+static PyObject *owner_reserve(Owner *self, PyObject *args)
+{
+    pt_request r = {.now = pt_now_ns()};
+    unsigned long long ttl;
+    asked_store a;
+    Py_buffer buffer;
+    PyObject *result = NULL;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IIKIy*", &r.slot, &r.space, &ttl, &r.refused, &buffer))
+        return NULL;
+    r.expires_ns = r.now + ttl;
+    if (!read_message(buffer.buf, (size_t)buffer.len, &a.m) || r.refused > a.m.head.pages) {
+        PyErr_SetString(PyExc_ValueError, "the message is no reservation of so many pages");
+    } else if (asked_open(&a)) {
+        if (pt_read_prompts(&a.m, a.prompts))
+            result = serve_asked(self, &a, &r, 0);
+        else
+            PyErr_SetString(PyExc_ValueError, "the prompts do not divide the pages");
+        asked_close(&a);
+    }
     PyBuffer_Release(&buffer);
     return result;
 }

@@ -39,51 +39,27 @@ static bool prompt_of(PyObject *given, pt_prompt *prompt)
     return !PyErr_Occurred();
 }
 
-/* Reads the prompts among `pages` pages: a tuple, empty if each page is useful on its own, or
- * None if they are not known. Returns false with an exception set; otherwise the caller frees r->prompts. */
-static bool prompts_of(PyObject *given, uint32_t pages, pt_request *r)
-{
-    if (given != Py_None && !PyTuple_Check(given))
-        return PyErr_SetString(PyExc_TypeError, "prompts must be a tuple or None"), false;
-    Py_ssize_t count = given == Py_None ? 0 : PyTuple_Size(given);
-    r->prompt_kind = given == Py_None ? PT_PROMPT_UNKNOWN : count ? PT_PROMPT_KNOWN : PT_PROMPT_NONE;
-    r->prompts = count > 0 ? calloc((size_t)count, sizeof *r->prompts) : NULL;
-    if (count > 0 && !r->prompts)
-        PyErr_NoMemory();
-    uint32_t *made = &r->prompt_count;
-    for (*made = 0; !PyErr_Occurred() && *made < count; ++*made) {
-        pt_prompt *prompt = &r->prompts[*made];
-        if (!prompt_of(PyTuple_GetItem(given, *made), prompt))
-            break;
-        if (*made ? prompt->begin <= prompt[-1].begin || prompt->begin >= pages : prompt->begin)
-            PyErr_SetString(PyExc_ValueError, "the prompts do not divide the pages");
-    }
-    if (PyErr_Occurred())
-        free(r->prompts);
-    return !PyErr_Occurred();
-}
-
 /* What became of the pages of a reservation. */
 typedef struct {
     unsigned int granted, full;
     unsigned long long granted_bytes;
-    Py_ssize_t oversized; /* the first page that never fits, -1 if there is none */
+    const uint64_t *oversized; /* the size of the first page that never fits; NULL: none */
 } batch_counts;
 
-static batch_counts count_answers(const pt_answer *answers, const requested_pages *pages)
+static batch_counts count_answers(const pt_answer *answers, const requested_pages *pages, uint32_t count)
 {
-    batch_counts c = {.oversized = -1};
-    for (uint32_t i = pages->count; i--;) {
+    batch_counts c = {0};
+    for (uint32_t i = count; i--;) {
         bool is_granted = answers[i].outcome == PT_GRANTED;
         c.granted += is_granted;
         c.granted_bytes += is_granted ? pages->sizes[i] : 0;
         c.full += answers[i].outcome == PT_REFUSED_FULL;
-        c.oversized = answers[i].outcome == PT_REFUSED_SIZE ? (Py_ssize_t)i : c.oversized;
+        c.oversized = answers[i].outcome == PT_REFUSED_SIZE ? &pages->sizes[i] : c.oversized;
     }
     return c;
 }
 
-/* Reserves pages. The last ones, which the request refuses, are answered as refused. */
+/* Reserves pages. The last ones, which the request refuses, are answered as refused, and not counted. */
 static batch_counts reserve_pages(Owner *self, const pt_request *r, const requested_pages *pages, pt_answer *answers)
 {
     uint32_t count = pages->count - r->refused;
@@ -91,45 +67,7 @@ static batch_counts reserve_pages(Owner *self, const pt_request *r, const reques
     pt_reserve(&self->shared, r, pages->keys, pages->sizes, count, answers);
     for (uint32_t i = count; i < pages->count; i++)
         answers[i] = (pt_answer){PT_REFUSED_FULL, PT_NONE, 0};
-    return count_answers(answers, pages);
-}
-
-static PyObject *reserve_rows(Owner *self, const pt_request *r, const requested_pages *pages)
-{
-    PyObject *rows = PyBytes_FromStringAndSize(NULL, pages->count * (Py_ssize_t)sizeof(pt_answer));
-    if (!rows)
-        return NULL;
-    batch_counts c = reserve_pages(self, r, pages, (pt_answer *)(void *)PyBytes_AsString(rows));
-    return record_of(ReservedBatch, Py_BuildValue("(NIKIn)", rows, c.granted, c.granted_bytes, c.full, c.oversized));
-}
-
-/* reserve(slot, space, part, parts, ttl_ns, pages, division, prompts, hint, hint_ttl_ns, refused) -> ReservedBatch */
-static PyObject *owner_reserve(Owner *self, PyObject *args)
-{
-    pt_request r = {.now = pt_now_ns(), .reservation = self->shared.last_reservation + 1};
-    unsigned long long ttl, hint_ttl = 0;
-    unsigned int hint = PT_HINT_NONE;
-    PyObject *rows, *prompts = Py_None, *batch = NULL;
-    requested_pages pages;
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IIIIKO|IOIKI", &r.slot, &r.space, &r.part, &r.parts, &ttl, &rows,
-                                                &r.division, &prompts, &hint, &hint_ttl, &r.refused))
-        return NULL;
-    r.hint = (uint8_t)(hint < PT_HINTS ? hint : PT_HINT_NONE);
-    r.lasts = pt_lasts(hint_ttl);
-    r.keep = hint == PT_HINT_KEEP;
-    r.expires_ns = r.now + ttl;
-    if (!request_sound(self, &r) || !requested_pages_of(rows, &pages))
-        return NULL;
-    if (r.refused > pages.count) {
-        PyErr_SetString(PyExc_ValueError, "more pages are refused than there are");
-    } else if (prompts_of(prompts, pages.count, &r)) {
-        while (r.prompt_count > 1 && r.prompts[r.prompt_count - 1].begin >= pages.count - r.refused)
-            r.prompt_count--;
-        batch = reserve_rows(self, &r, &pages);
-        free(r.prompts);
-    }
-    free(pages.sizes);
-    return batch;
+    return count_answers(answers, pages, count);
 }
 
 /* frames_for(pages) -> the frames that pages need, 2**64-1 if they are more. */

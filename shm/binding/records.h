@@ -31,7 +31,6 @@ static const char *const namespace_fields[] = {"number",     "digest", "name",  
                                                "disk_bytes", "disk_stored", "listed", "used_ns",
                                                "page_tokens", "window", "group", "tenant", NULL};
 static const char *const reserved_fields[] = {"outcomes", "entries", "serials", NULL};
-static const char *const batch_answer_fields[] = {"pages", "granted", "granted_bytes", "full", "oversized", NULL};
 static const char *const seen_events_fields[] = {"result", "keys", "tiers", "came", "reasons", NULL};
 static const char *const flushed_fields[] = {"dropped", "kept", NULL};
 static const char *const device_fields[] = {
@@ -50,7 +49,7 @@ static const char *const sizes_fields[] = {
 };
 static const char *const layout_fields[] = {"size", "fields", NULL};
 
-static PyObject *IndexHeader, *AttachmentCounts, *AttachmentRecord, *NamespaceRecord, *ReservedPages, *ReservedBatch,
+static PyObject *IndexHeader, *AttachmentCounts, *AttachmentRecord, *NamespaceRecord, *ReservedPages,
     *FlushedPages, *DeviceUsage, *UnwrittenPages, *Eviction, *SampledLookups, *LookupCurve,
     *ClaimedSlots, *KeptPages, *IdleStep, *SegmentSizes, *StructLayout, *SeenEvents;
 
@@ -64,7 +63,6 @@ static const struct {
     {"AttachmentRecord", attachment_fields, &AttachmentRecord},
     {"NamespaceRecord", namespace_fields, &NamespaceRecord},
     {"ReservedPages", reserved_fields, &ReservedPages},
-    {"ReservedBatch", batch_answer_fields, &ReservedBatch},
     {"FlushedPages", flushed_fields, &FlushedPages},
     {"DeviceUsage", device_fields, &DeviceUsage},
     {"UnwrittenPages", unwritten_fields, &UnwrittenPages},

@@ -17,8 +17,9 @@ from anonymous_segments import DAY_NS, Memory, attach
 from client_threads import client_threads, clients_end
 from eventually import PATIENCE_S
 from pagetier.shm.geometry import Geometry
-from pagetier.shm.message_codec import Unpacker, pack, read_request
+from pagetier.shm.message_codec import LENGTH, Unpacker, pack, read_request
 from pagetier.shm.protocol import Answer, Attach, Detach, Detached, Refusal, Request, Reserve, Reserved, Welcome
+from pagetier.shm.reserve_frames import read_reserved
 
 GEOMETRY = Geometry(frame_bytes=4096, frames=64, entries=64, spaces=4)
 
@@ -102,8 +103,8 @@ class FakeDaemon:
     def answer_to(self, peer: Peer, request: Reserve) -> Reserved:
         """Returns the response of the real index."""
         space = self.owner.space(request.space.digest, request.space.name, request.space.page_tokens, 0, 0)
-        batch = self.owner.reserve(peer.slot, space, request.part, request.parts, DAY_NS, request.pages)
-        return Reserved(request.number, batch.pages)
+        response, *_ = self.owner.reserve(peer.slot, space, DAY_NS, 0, pack(request))
+        return read_reserved(response[LENGTH.size :])
 
     def hang_up(self) -> None:
         """Closes all connections."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-from pagetier.shm._core import Owner, ReservedPages, answer_columns, page_requests
+from pagetier.shm._core import KEY_BYTES, Owner, ReservedPages, answer_columns, pack_reserve, page_requests
+from pagetier.shm.message_codec import LENGTH
 from pagetier.shm.page_rows import PAGE_ANSWERS, PageAnswer
 from pagetier.shm.protocol import Reserved
+from pagetier.shm.reserve_frames import read_reserved
 
 Prompts = tuple[tuple[int, bytes, int], ...] | None
 
 
-def reserve(  # noqa: PLR0917  the arguments of Owner.reserve()
+def reserve(  # noqa: PLR0917  what a message and Owner.reserve() take
     owner: Owner,
     slot: int,
     space: int,
@@ -26,9 +28,10 @@ def reserve(  # noqa: PLR0917  the arguments of Owner.reserve()
     hint_ttl_ns: int = 0,
 ) -> ReservedPages:
     """Reserves pages with these keys and sizes, each an array in any buffer. See Owner.reserve()."""
-    pages = page_requests(keys, sizes)
-    batch = owner.reserve(slot, space, part, parts, ttl_ns, pages, 0, prompts, hint, hint_ttl_ns)
-    return answer_columns(batch.pages)
+    pages, named = page_requests(keys, sizes), (bytes(KEY_BYTES), "", 0, 0, 0)  # the number names the namespace
+    message = pack_reserve(1, *named, part, parts, pages, 0, prompts, hint, hint_ttl_ns)
+    response, *_ = owner.reserve(slot, space, ttl_ns, 0, message)
+    return answer_columns(read_reserved(response[LENGTH.size :]).pages)
 
 
 def outcomes_of(answer: Reserved) -> bytes:

@@ -95,12 +95,13 @@ static inline bool pt_read_space(const pt_reserve_message *m, pt_space *space)
     return sound;
 }
 
-/* Reads the prompts, which refer to the message. Returns false if they do not divide the pages. */
+/* Reads the prompts, which refer to the message. Returns false if they do not divide the pages. A prompt of a request
+ * without pages has none. */
 static inline bool pt_read_prompts(const pt_reserve_message *m, pt_prompt *prompts)
 {
     for (uint32_t i = 0; i < pt_prompts_of(&m->head); i++) {
         prompts[i] = pt_read_prompt(m, i);
-        if (prompts[i].begin >= m->head.pages || (i ? prompts[i].begin <= prompts[i - 1].begin : prompts[i].begin))
+        if (i ? prompts[i].begin <= prompts[i - 1].begin || prompts[i].begin >= m->head.pages : prompts[i].begin)
             return false;
     }
     return true;

@@ -10,11 +10,12 @@ import pytest
 
 from anonymous_segments import DAY_NS
 from learning_index import FRAME, LearningIndex
-from pagetier.daemon.index.prompts import reserve_prompts, wrong_prompts
+from pagetier.daemon.index.prompts import wrong_prompts
 from pagetier.shm._core import KEY_BYTES, HintKind, ReserveOutcome, answer_columns, page_requests
-from pagetier.shm.message_codec import pack
+from pagetier.shm.message_codec import LENGTH, pack
 from pagetier.shm.page_rows import PAGE_REQUESTS
 from pagetier.shm.protocol import REQUEST_LIMIT, Prompt, Reserve, Space
+from pagetier.shm.reserve_frames import read_reserved
 
 SPACE = Space(bytes(KEY_BYTES), "test", 16, 0, 0)
 PARENT = bytes(KEY_BYTES)
@@ -29,9 +30,11 @@ def request(pages: int, prompts: Prompts) -> Reserve:
 def answer(engine: LearningIndex, asked: Reserve, pages: int) -> bytes:
     """Reserves the first pages of a request. Returns their outcomes."""
     space = engine.owner.space(SPACE.digest, "test", 16, 0, 0)
-    batch = reserve_prompts(engine.owner, engine.slot, space, DAY_NS, asked, pages)
-    outcomes = answer_columns(batch.pages).outcomes
-    assert len(outcomes) == PAGE_REQUESTS.count(asked.pages)
+    count = PAGE_REQUESTS.count(asked.pages)
+    response, _, granted, _, full, _ = engine.owner.reserve(engine.slot, space, DAY_NS, count - pages, pack(asked))
+    outcomes = answer_columns(read_reserved(response[LENGTH.size :]).pages).outcomes
+    assert len(outcomes) == count and full == outcomes[:pages].count(ReserveOutcome.REFUSED_FULL)
+    assert granted == outcomes.count(ReserveOutcome.GRANTED)
     assert outcomes[pages:] == bytes([ReserveOutcome.REFUSED_FULL]) * (len(outcomes) - pages)
     return outcomes[:pages]
 
@@ -63,9 +66,18 @@ def test_the_first_pages_of_a_request_are_reserved(prompts: Prompts, pages: int)
     assert answer(LearningIndex(32), asked, pages) == bytes([ReserveOutcome.GRANTED]) * pages
 
 
-def test_a_request_without_pages_is_answered() -> None:
-    asked = request(0, (Prompt(0, PARENT),))
-    assert not wrong_prompts(asked) and answer(LearningIndex(32), asked, 0) == b""
+@pytest.mark.parametrize("prompts", [(Prompt(1),), (Prompt(0), Prompt(0)), (Prompt(0), Prompt(3), Prompt(2))])
+def test_the_core_takes_no_prompts_that_do_not_divide_the_pages(prompts: Prompts) -> None:
+    with pytest.raises(ValueError, match="do not divide the pages"):
+        answer(LearningIndex(32), request(4, prompts), 4)
+
+
+def test_the_core_takes_no_other_message_and_refuses_no_more_pages_than_it_has() -> None:
+    engine, asked = LearningIndex(32), request(4, None)
+    for message, refused in ((pack(asked)[:-1], 0), (b"", 0), (pack(asked) + b"1", 0), (pack(asked), 5)):
+        with pytest.raises(ValueError, match="no reservation of so many pages"):
+            engine.owner.reserve(engine.slot, 0, DAY_NS, refused, message)
+    assert not engine.owner.open_entries
 
 
 def test_the_longest_request_of_prompts_of_one_page_is_answered() -> None:

@@ -26,7 +26,7 @@ from pagetier.daemon.common.log_throttle import LogThrottle
 from pagetier.daemon.common.namespaces import printable
 from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.index import reservations
-from pagetier.daemon.index.prompts import reserve_prompts, wrong_request
+from pagetier.daemon.index.prompts import wrong_request
 from pagetier.daemon.index.quotas import NO_LIMIT
 from pagetier.daemon.index.reservations import Reservations
 from pagetier.daemon.index.service import Service
@@ -35,9 +35,9 @@ from pagetier.daemon.server.limits import ConnectionLimits
 from pagetier.daemon.server.server_state import ServerState
 from pagetier.daemon.status.publisher import StatusPublisher
 from pagetier.shm._core import KEY_BYTES, ReserveOutcome, page_requests
-from pagetier.shm.message_codec import LENGTH, pack, read_answer, read_request
-from pagetier.shm.page_rows import PAGE_REQUESTS
+from pagetier.shm.message_codec import LENGTH, pack, read_answer
 from pagetier.shm.protocol import BUILD, Attach, Describe, Description, Prompt, Reserve, Reserved, Space
+from pagetier.shm.reserve_frames import read_reserve, read_reserved
 from pagetier.shm.segments import Segments
 
 DIGEST = bytes(range(KEY_BYTES))
@@ -62,7 +62,7 @@ def read_directly(engine: LearningIndex, message: bytes, most_frames: int = NO_L
     assert isinstance(answer, Reserved)
     outcomes = outcomes_of(answer)
     assert granted == outcomes.count(ReserveOutcome.GRANTED) and full == outcomes.count(ReserveOutcome.REFUSED_FULL)
-    assert oversized == outcomes.find(bytes([ReserveOutcome.REFUSED_SIZE]))
+    assert (oversized >= 0) == (ReserveOutcome.REFUSED_SIZE in outcomes)
     assert granted_bytes <= 32 * FRAME and frames * FRAME >= granted_bytes, "a page that was refused counts nothing"
     return answer
 
@@ -71,9 +71,8 @@ def decoded(engine: LearningIndex, asked: Reserve) -> Reserved:
     """Returns the response that the decoder's request gets."""
     space = asked.space
     number = engine.owner.space(space.digest, printable(space.name), space.page_tokens, space.window, space.group)
-    pages = PAGE_REQUESTS.count(asked.pages)
-    batch = reserve_prompts(engine.owner, engine.slot, number, DAY_NS, asked, pages)
-    return Reserved(asked.number, batch.pages)
+    response, *_ = engine.owner.reserve(engine.slot, number, DAY_NS, 0, pack(asked))
+    return read_reserved(response[LENGTH.size :])
 
 
 def described(engine: LearningIndex) -> tuple[object, ...]:
@@ -181,6 +180,19 @@ def test_both_ways_answer_alike(tmp_path: Path, sizes: tuple[int, ...]) -> None:
     assert bool(answers[0].reason) == (ReserveOutcome.GRANTED not in outcomes_of(answers[0]) or sum(sizes) > 64 * FRAME)
 
 
+def test_a_request_without_pages_is_answered(tmp_path: Path) -> None:
+    with serving(tmp_path) as socket, Peer(socket) as peer:
+        peer.attach()
+        assert peer.ask(request(prompts=(Prompt(0, DIGEST, 3),), pages=b"")) == Reserved(1, b"")
+
+
+@pytest.mark.parametrize("sizes", [(0, FRAME + 1), (FRAME, 2**64 - 1), (33 * FRAME, 34 * FRAME), (FRAME,)])
+def test_the_size_of_the_first_page_that_never_fits_is_said(sizes: tuple[int, ...]) -> None:
+    engine, message = LearningIndex(32, learns=False), pack(request(sizes))
+    usual = engine.owner.serve_reserve(engine.slot, DAY_NS, NO_LIMIT, len(message), message)
+    assert usual is not None and usual[5] == next((size for size in sizes if not 0 < size <= 32 * FRAME), -1)
+
+
 def receive(connection: Connection, message: bytes) -> None:
     """Does what the event loop does with a message that arrives alone."""
     connection.get_buffer(-1)[: len(message)] = message
@@ -221,8 +233,8 @@ async def decodings(segments: Segments, monkeypatch: pytest.MonkeyPatch, *sizes:
     service = Service(segments, Config(), StatusPublisher(segments.owner), asyncio.get_running_loop())
     service.open_to_engines()
     slot = segments.owner.attach(os.getpid(), 0, 0, 1, "engine")
-    decoder = Mock(wraps=read_request)
-    monkeypatch.setattr(reservations, "read_request", decoder)
+    decoder = Mock(wraps=read_reserve)
+    monkeypatch.setattr(reservations, "read_reserve", decoder)
     service.fleet.writes.enabled = True
     message, sent = pack(request(sizes)), list[bytes]()
     given = memoryview(message + b"of another message")
@@ -236,7 +248,7 @@ async def decodings(segments: Segments, monkeypatch: pytest.MonkeyPatch, *sizes:
 @pytest.mark.parametrize(
     ("sizes", "granted"), [((FRAME, FRAME), 2), ((32 * FRAME, 33 * FRAME), 32), ((FRAME, 2**62), 1)]
 )
-def test_a_store_is_decoded_once_for_reason_and_fleet(
+def test_a_store_is_decoded_once_for_the_fleet_and_not_for_its_reason(
     segments: Segments, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], granted: int
 ) -> None:
     """Pages that were refused, however large, count neither for the fleet nor for the rate of stores."""

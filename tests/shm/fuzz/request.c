@@ -33,7 +33,7 @@ static void expect_prompts(const received *r, const pt_reserve_message *m)
     pt_prompt *prompts = malloc((count + 1) * sizeof *prompts);
     if (pt_read_prompts(m, prompts))
         for (uint32_t i = 0; i < count; i++) {
-            if (prompts[i].begin >= m->head.pages || (i ? prompts[i].begin <= prompts[i - 1].begin : prompts[i].begin))
+            if (i ? prompts[i].begin <= prompts[i - 1].begin || prompts[i].begin >= m->head.pages : prompts[i].begin)
                 finding("prompt %u of %u pages begins at page %u", i, m->head.pages, prompts[i].begin);
             if (prompts[i].parent)
                 expect_inside(r, "the key before a prompt", prompts[i].parent, PT_KEY_BYTES);
