@@ -105,6 +105,12 @@ def test_only_kept_pages_have_no_end() -> None:
             make(math.inf)
 
 
+def test_a_hint_lives_as_long_as_its_table_says() -> None:
+    """The table is in docs/api.md."""
+    assert (Hint.over().ttl, Hint.keep().ttl) == (3600.0, 300.0)
+    assert [Hint.returns_within(seconds).ttl for seconds in (60, 150, 400)] == [300.0, 300.0, 800.0]
+
+
 def test_a_time_of_return_is_one_of_four() -> None:
     kinds = [Hint.returns_within(seconds).kind for seconds in (0.1, 20, 21, 60, 300, 301, 1e9)]
     assert [kind.name for kind in kinds] == [

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from pagetier.daemon.common.log_throttle import LINES, MINUTE_S, SAME, UNKNOWN_USER, FaultLog, LogThrottle
+from pagetier.daemon.common.log_throttle import SAME, UNKNOWN_USER, FaultLog, LogThrottle
 from pagetier.shm.log_format import event
 from virtual_time_loop import OwnTimeLoop
 
@@ -21,7 +21,7 @@ def test_a_fault_that_keeps_returning_does_not_flood_the_log(
             fault.report("no room")
             fault.report("")
         assert caplog.messages == ["it fails: no room", "it works again"]
-        virtual_time.passes(MINUTE_S)
+        virtual_time.passes(60.0)
         fault.report("50 % full")
         fault.report("something else")
         fault.report("")
@@ -50,19 +50,19 @@ class Lines:
 def test_a_user_cannot_fill_the_log(caplog: pytest.LogCaptureFixture, virtual_time: OwnTimeLoop) -> None:
     lines = Lines()
     for _ in range(2):
-        for number in range(LINES + 5):
+        for number in range(25):
             lines.log(7, "line %d", number)
         lines.log(8, "another's")
-        virtual_time.passes(MINUTE_S)
-    assert len(caplog.messages) == 2 * (LINES + 1) + 1
-    assert caplog.messages[LINES + 1] == "5 more such lines caused by user 7 in one minute were left out"
+        virtual_time.passes(60.0)
+    assert len(caplog.messages) == 2 * (20 + 1) + 1
+    assert caplog.messages[21] == "5 more such lines caused by user 7 in one minute were left out"
 
 
 def test_lines_of_an_unknown_user_are_limited_too(caplog: pytest.LogCaptureFixture, virtual_time: OwnTimeLoop) -> None:
     lines = Lines()
     for _ in range(SAME + 4):
         lines.log(UNKNOWN_USER, "full")
-    virtual_time.passes(MINUTE_S)
+    virtual_time.passes(60.0)
     lines.log(UNKNOWN_USER, "full")
     assert caplog.messages == ["full"] * SAME + ["4 more such lines in one minute were left out", "full"]
 
@@ -73,6 +73,6 @@ def test_equal_lines_are_logged_a_few_times_a_minute(
     lines = Lines()
     for _ in range(45):
         lines.log(7, "%s may not attach", "pid 12")
-        virtual_time.passes(MINUTE_S / 46)
+        virtual_time.passes(60 / 46)
     lines.log(7, "%s may not attach", "pid 13")
     assert caplog.messages == ["pid 12 may not attach"] * SAME + ["pid 13 may not attach"]

@@ -12,8 +12,7 @@ from disk_without_workers import disk_tier
 from numbered_pages import GEOMETRY, store
 from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.schema import Config
-from pagetier.daemon.disk.commands_in_flight import _IDLE_S, STALLED_S
-from pagetier.daemon.disk.device_health import _FIRST_PAUSE_S
+from pagetier.daemon.disk.commands_in_flight import _IDLE_S
 from pagetier.daemon.disk.disk_device import DiskDevice
 from pagetier.daemon.disk.disk_flush import _ASKED_AGAIN_S
 from pagetier.daemon.disk.write_behind import _RECHECK_S
@@ -162,12 +161,12 @@ def test_a_device_is_synced_when_it_is_idle_or_was_not_synced_for_long(scene: Sc
 
 
 def test_a_device_that_does_not_answer_is_named_after_a_while(scene: Scene, virtual_time: OwnTimeLoop) -> None:
-    virtual_time.passes(2 * STALLED_S)
+    virtual_time.passes(20.0)
     scene.store(1)
     scene.write_behind.tidy()
-    virtual_time.passes(0.99 * STALLED_S)
+    virtual_time.passes(9.9)
     assert not scene.device.commands.stalled() and not scene.device.paused
-    virtual_time.passes(0.01 * STALLED_S)
+    virtual_time.passes(0.1)
     assert scene.device.commands.stalled() == "the disk has not answered for 10 s" and scene.device.paused
     scene.write(Stored.DONE)
     assert not scene.device.commands.stalled()
@@ -270,16 +269,16 @@ def test_pages_of_a_device_that_fails_go_to_another_one(two: TwoDevices, virtual
     two.store(2, 3)
     two.write_behind.tidy()
     assert other.commands.pages and not first.commands.pages, "a device that failed is left out for a while"
-    virtual_time.passes(0.99 * _FIRST_PAUSE_S)
+    virtual_time.passes(0.99)
     assert first.paused
-    virtual_time.passes(0.01 * _FIRST_PAUSE_S)
+    virtual_time.passes(0.01)
     two.store(4, 5, 6)
     two.write_behind.tidy()
     assert first.commands.pages, "it is tried again"
     two.end(first, Stored.FAILED, FULL)
-    virtual_time.passes(1.99 * _FIRST_PAUSE_S)
+    virtual_time.passes(1.99)
     assert first.paused, "the pause doubles"
-    virtual_time.passes(0.01 * _FIRST_PAUSE_S)
+    virtual_time.passes(0.01)
     assert not first.paused
 
 
@@ -307,9 +306,9 @@ def test_a_full_device_waits_for_one_with_room(two: TwoDevices) -> None:
 @pytest.mark.parametrize("folders", ["de"])
 def test_nothing_is_written_before_each_device_has_said_what_it_has(scene: Scene, virtual_time: OwnTimeLoop) -> None:
     scene.store(1)
-    virtual_time.passes(0.99 * STALLED_S)
+    virtual_time.passes(9.9)
     scene.write_behind.tidy()
     assert not scene.device.commands
-    virtual_time.passes(0.01 * STALLED_S)
+    virtual_time.passes(0.1)
     scene.write_behind.tidy()
     assert scene.write_behind.in_flight == 1, "a device that hangs is not waited for"
