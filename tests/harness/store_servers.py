@@ -12,12 +12,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlencode
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from free_ports import free_ports
 
 ACCESS_KEY, SECRET_KEY = "reader", "a secret"
 BUCKET = "pages"
-_STARTING_S = 60.0
 _SEGMENT = "512 MB"
 _LISTENING = "0A"  # the state of a socket in /proc
 STORES = Path(__file__).parents[2] / ".engines" / "fleet" / "bin"
@@ -82,7 +81,7 @@ def await_port(server: ServerProcess, port: int) -> None:
             return server.listens(port)
         return False
 
-    assert eventually(lambda: listens() or not server.lives(), _STARTING_S) and server.lives(), (
+    assert eventually(lambda: listens() or not server.lives()) and server.lives(), (
         f"the server does not listen:\n{server.log.read_text()[-3000:]}"
     )
 
@@ -114,8 +113,14 @@ class S3Server:
         self.start()
 
     def start(self) -> None:
-        """Starts the server, and makes the bucket unless it is there."""
+        """Starts the server, and makes the bucket unless it is there. A server that does not serve is killed."""
         self.launch()
+        with contextlib.ExitStack() as failed:
+            failed.callback(self.process.kill)
+            self._await_bucket()
+            failed.pop_all()
+
+    def _await_bucket(self) -> None:
         await_port(self.process, self._ports["s3"])
         said: list[bytes] = []
 
@@ -123,7 +128,7 @@ class S3Server:
             said.append(self._shell(f"s3.bucket.create -name {BUCKET}"))
             return b"created bucket" in said[-1] or b"exist" in said[-1]
 
-        assert eventually(has_bucket, _STARTING_S), said[-1]
+        assert eventually(has_bucket), said[-1:]
 
     def launch(self) -> None:
         """Starts the server and returns at once."""
@@ -143,7 +148,7 @@ class S3Server:
         master = f"{self._address}:{self._ports['master']}.{self._ports['master.grpc']}"
         done = subprocess.run(
             [*self._before, str(_program("weed")), "shell", "-master", master],
-            input=command.encode(), capture_output=True, timeout=_STARTING_S, check=False,
+            input=command.encode(), capture_output=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
         return done.stdout + done.stderr
 
@@ -163,7 +168,8 @@ class S3Server:
 class MooncakeServers:
     """A master of Mooncake and a node that has memory for objects. The arguments are those of S3Server.
 
-    Objects are in files in the folder `files`, too, and the master soon forgets a node that is gone.
+    Objects are in files in the folder `files`, too, and the master soon forgets a node that is gone. Both are killed if
+    one does not listen.
     """
 
     def __init__(
@@ -177,12 +183,17 @@ class MooncakeServers:
             folder, "mooncake_master", f"-rpc_port={self._rpc}", f"-rpc_address={address}",
             f"-metrics_port={metrics}", f"-metrics_host={address}", *more, before=before,
         )  # fmt: skip
-        await_port(self.master, self._rpc)
-        self.node = ServerProcess(
-            folder, "mooncake_client", f"-host={address}", f"-port={node}", f"-master_server_address={self.address}",
-            "-metadata_server=P2PHANDSHAKE", "-protocol=tcp", f"-global_segment_size={_SEGMENT}", before=before,
-        )  # fmt: skip
-        await_port(self.node, node)
+        with contextlib.ExitStack() as failed:
+            failed.callback(self.master.kill)
+            await_port(self.master, self._rpc)
+            self.node = ServerProcess(
+                folder, "mooncake_client", f"-host={address}", f"-port={node}",
+                f"-master_server_address={self.address}", "-metadata_server=P2PHANDSHAKE", "-protocol=tcp",
+                f"-global_segment_size={_SEGMENT}", before=before,
+            )  # fmt: skip
+            failed.callback(self.node.kill)
+            await_port(self.node, node)
+            failed.pop_all()
 
     @property
     def address(self) -> str:
