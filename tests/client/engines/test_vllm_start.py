@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -80,12 +81,13 @@ def store(half: SchedulerHalf, client: Client) -> None:
 
 
 @contextmanager
-def weights_being_read(cache_folder: Path) -> Iterator[None]:
-    """Takes the lock that another engine has while it reads weights."""
+def weights_being_read(cache_folder: Path) -> Iterator[Callable[[], bool]]:
+    """Takes the lock that another engine has while it reads weights. Yields whether a thread waits for it."""
     cache_folder.mkdir(parents=True)
     with (cache_folder / "files.lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        inode = f":{os.fstat(lock.fileno()).st_ino} "
+        yield lambda: any("->" in one and inode in one for one in Path("/proc/locks").read_text().splitlines())
 
 
 def test_engines_with_copies_of_the_same_weights_share_pages(daemon: RunningDaemon, tmp_path: Path) -> None:
@@ -105,9 +107,9 @@ def test_nothing_is_shared_until_the_weights_are_known(
     daemon: RunningDaemon, tmp_path: Path, cache_folder: Path
 ) -> None:
     weights = model(tmp_path / "model")
-    with weights_being_read(cache_folder):
+    with weights_being_read(cache_folder) as is_awaited:
         half = pending(weights, daemon.socket)
-        assert not half.wait(0.3) and not half.ready
+        assert eventually(is_awaited) and not half.wait(0.0) and not half.ready
     assert half.wait(PATIENCE_S) and half.ready
     late, other = half.open(), opened(weights, daemon.socket)
     with daemon.client() as client:
