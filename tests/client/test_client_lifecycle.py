@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from child_process import in_child
-from eventually import PATIENCE_S, Second, Stopwatch, eventually
+from daemon_turns import Turns
+from eventually import PATIENCE_S, Stopwatch, eventually
 from keyed_pages import assert_exact, found, in_memory, page_of, prompt, store
 from pagetier.client import Client, Match, Outcome
 from pagetier.client.adapters import Part, adopt
@@ -27,9 +28,16 @@ KEYS, MORE, HELD = prompt(0, 10), prompt(1, 10), prompt(2, 10)
 
 
 @pytest.fixture
-def daemon() -> Iterator[RunningDaemon]:
+def turns() -> Iterator[Turns]:
+    """Yields the turns of the daemon."""
+    with Turns() as turns:
+        yield turns
+
+
+@pytest.fixture
+def daemon(turns: Turns) -> Iterator[RunningDaemon]:
     """Yields a daemon for one test, which may stop and kill it."""
-    with RunningDaemon() as running:
+    with RunningDaemon(before=turns.before) as running:
         yield running
 
 
@@ -59,7 +67,7 @@ def loads_nothing(client: Client, match: Match) -> bool:
 def test_without_a_daemon_matches_miss_and_one_line_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "pagetier.client"), Client(tmp_path / "none.sock") as client:
         assert eventually(lambda: any("cannot reach the daemon" in line for line in caplog.messages))
-        assert not client.wait_attached(0.3)
+        assert not client.wait_attached(0.0)
         assert in_memory(client, KEYS) == 0
         result = store(client, KEYS)
         assert result.outcomes == [Outcome.REFUSED] * 10 and result.reason
@@ -243,12 +251,13 @@ def held_pages_are_free(client: Client) -> bool:
     return client.reserve(HELD, 8).granted.size == 10
 
 
-def test_the_memory_of_a_killed_client_is_released_within_a_second(daemon: RunningDaemon, filled: Client) -> None:
+def test_the_memory_of_a_killed_client_is_released_within_a_second(
+    daemon: RunningDaemon, turns: Turns, filled: Client
+) -> None:
     for _ in range(5):
         with holding(daemon):
             assert store(filled, HELD).pending == 10
-        second = Second(daemon)
-        assert second.sees(lambda: held_pages_are_free(filled))
+        assert turns.sees_within_a_second(lambda: held_pages_are_free(filled))
         assert daemon.findings() == []
 
 
@@ -272,12 +281,11 @@ def test_the_memory_of_a_dead_client_is_not_granted_during_the_quarantine() -> N
             assert since_death.seconds > 1.4
 
 
-def test_a_process_that_exits_without_close_leaves_nothing(daemon: RunningDaemon, filled: Client) -> None:
+def test_a_process_that_exits_without_close_leaves_nothing(daemon: RunningDaemon, turns: Turns, filled: Client) -> None:
     with holding(daemon) as process:
         process.communicate(b"\n")
         assert process.returncode == 0
-    second = Second(daemon)
-    assert second.sees(lambda: held_pages_are_free(filled))
+    assert turns.sees_within_a_second(lambda: held_pages_are_free(filled))
 
 
 def test_a_closed_client_is_a_miss(filled: Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Self
 
@@ -11,6 +12,7 @@ from eventually import PATIENCE_S
 
 PUBLISHED: Final = 24
 """Turns in which more than a second passes: the daemon has published again what it reports once a second."""
+_LOOKS: Final = 12  # two turns pass between two of them: a little more than a second in all
 
 
 class Turns:
@@ -35,6 +37,14 @@ class Turns:
         for _ in range(1 + count):  # the first one may have begun before
             while self._socket.recv(4096) != b"WATCHDOG=1":
                 pass
+
+    def sees_within_a_second(self, what: Callable[[], bool]) -> bool:
+        """Returns whether a condition becomes true in the turns of a second, however long a busy machine takes."""
+        for _ in range(_LOOKS):
+            if what():
+                return True
+            self.pass_by(1)
+        return what()
 
     def passed(self) -> int:
         """Returns how many turns have ended since the last call, as far as the socket's queue holds them."""

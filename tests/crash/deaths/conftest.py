@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from client_threads import no_client_is_left
+from daemon_turns import Turns
 from keyed_pages import PAGE
 from running_daemon import RunningDaemon
 
@@ -14,7 +15,15 @@ __all__ = ["no_client_is_left"]
 
 
 @pytest.fixture
-def daemon() -> Iterator[RunningDaemon]:
+def turns() -> Iterator[Turns]:
+    """Yields the turns of the daemon."""
+    with Turns() as turns:
+        yield turns
+
+
+@pytest.fixture
+def daemon(turns: Turns) -> Iterator[RunningDaemon]:
     """Yields a daemon with room for 64 pages. What a death releases is released by that: reservations last an hour."""
-    with RunningDaemon(str(64 * PAGE), str(PAGE), "--constant", "store.reservation_timeout=3600") as running:
+    hour = ("--constant", "store.reservation_timeout=3600")
+    with RunningDaemon(str(64 * PAGE), str(PAGE), *hour, before=turns.before) as running:
         yield running

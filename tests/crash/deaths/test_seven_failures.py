@@ -13,8 +13,9 @@ from pathlib import Path
 
 from bare_engine import Engine
 from child_process import attached
+from daemon_turns import Turns
 from disk_daemon import DiskDaemon
-from eventually import PATIENCE_S, Second, eventually
+from eventually import PATIENCE_S, eventually
 from file_changes import write_at
 from in_process_server import Peer
 from keyed_pages import PAGE, found, page_of, pages_of, prompt, store
@@ -176,7 +177,7 @@ def _match_and_stay(client: Client, pipe: Connection) -> None:
     pipe.recv()
 
 
-def test_pages_pinned_by_a_dead_process_can_be_evicted_within_a_second(daemon: RunningDaemon) -> None:
+def test_pages_pinned_by_a_dead_process_can_be_evicted_within_a_second(daemon: RunningDaemon, turns: Turns) -> None:
     everything = range(FRAMES // 8)
     with daemon.client() as client:
         for number in everything:
@@ -187,8 +188,7 @@ def test_pages_pinned_by_a_dead_process_can_be_evicted_within_a_second(daemon: R
             assert owners == {reader.pid: FRAMES}, "each pin names its owner"
             assert store(client, prompt(50)).refused == 8
             reader.kill()
-            second = Second(daemon)
-        assert second.sees(lambda: store(client, prompt(51)).stored == 8)
+        assert turns.sees_within_a_second(lambda: store(client, prompt(51)).stored == 8)
         assert not any(slot.pins for slot in daemon.slots())
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Final
 
-from eventually import PATIENCE_S, Second, eventually
+from eventually import PATIENCE_S, eventually
 from injection.colliding_pages import PAGES
 from injection.injector import Action, Case, Role
 from injection.operation import Operation
@@ -43,7 +43,7 @@ def run_process_case(scene: InjectionScene, kind: type[Operation], case: Case, w
     if struck:
         pid = scene.injector.pid
         (_after_kill if case.action is Action.DIE else _after_stop)(scene, operation, case.role, pid)
-        assert Second(scene.daemon).sees(lambda: _is_released(scene, operation, pid)), (
+        assert scene.turns.sees_within_a_second(lambda: _is_released(scene, operation, pid)), (
             f"memory or a slot was not released: {scene.state()}"
         )
     else:
@@ -130,5 +130,5 @@ def end_process_case(scene: InjectionScene, operation: Operation) -> None:
         return scene.takes(full)
 
     # A page that is being written to disk cannot be evicted, and the disk worker has the lowest priority.
-    assert eventually(is_back) if scene.has_disk else Second(scene.daemon).sees(is_back), scene.state()
+    assert eventually(is_back) if scene.has_disk else scene.turns.sees_within_a_second(is_back), scene.state()
     check_index(scene)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from daemon_turns import Turns
 from disk_daemon import DiskDaemon
-from eventually import Second, eventually
+from eventually import eventually
 from in_process_server import Peer, serves
 from open_descriptors import open_descriptors
 from other_users import NOBODY, as_root, output_as
@@ -132,12 +133,12 @@ def test_more_processes_than_slots() -> None:
         daemon.client().close()
 
 
-def test_slots_of_a_crowd_that_dies_are_free_within_a_second() -> None:
-    with RunningDaemon() as daemon:
+def test_slots_of_a_crowd_that_dies_are_free_within_a_second(turns: Turns) -> None:
+    with RunningDaemon(before=turns.before) as daemon:
         with crowd(daemon.socket, SLOTS) as responses:
             assert sorted(responses.values()) == sorted(f"slot {number}" for number in range(SLOTS))
         assert eventually(lambda: not any(map(is_alive, responses)))
-        assert Second(daemon).sees(lambda: not daemon.slots())
+        assert turns.sees_within_a_second(lambda: not daemon.slots())
         with crowd(daemon.socket, SLOTS) as responses:
             assert all(text.startswith("slot") for text in responses.values())
 
