@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from eventually import pace
+from eventually import PATIENCE_S, pace
 from pagetier.shm._core import KEY_BYTES, HintKind, page_requests
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.message_codec import pack
@@ -157,8 +157,8 @@ def stuffing(path: Path) -> None:
     links = list[Link]()
     while True:
         with suppress(LinkError):
-            links.append(Link(path, 10.0))
-            for descriptor in links[-1].greet(Attach(BUILD, 7, "stuff"), 10.0).descriptors:
+            links.append(Link(path, PATIENCE_S))
+            for descriptor in links[-1].greet(Attach(BUILD, 7, "stuff"), PATIENCE_S).descriptors:
                 os.close(descriptor)
             links[-1]._socket.settimeout(10.0)
             say(links[-1]._socket, struct.pack("<I", REQUEST_LIMIT) + bytes(REQUEST_LIMIT - 1))
@@ -170,8 +170,8 @@ def stuffing(path: Path) -> None:
 
 def _flood(path: Path, greeting: Attach | Observe, *requests: Request) -> None:
     """Sends requests without end, and reads no response."""
-    link = Link(path, 10.0)
-    link.greet(greeting, 10.0)
+    link = Link(path, PATIENCE_S)
+    link.greet(greeting, PATIENCE_S)
     data = b"".join(map(pack, requests))
     peer = link._socket
     peer.settimeout(0.2)
@@ -218,8 +218,8 @@ def saving(path: Path) -> None:
 
 
 def _watching(path: Path) -> socket.socket:
-    link = Link(path, 10.0)
-    for descriptor in link.greet(Observe(BUILD), 10.0).descriptors:
+    link = Link(path, PATIENCE_S)
+    for descriptor in link.greet(Observe(BUILD), PATIENCE_S).descriptors:
         os.close(descriptor)
     link._socket.setblocking(False)
     return link._socket
@@ -230,8 +230,8 @@ def crowding(path: Path) -> None:
     links = list[Link]()
     with suppress(LinkError):
         while True:
-            links.append(Link(path, 10.0))
-            for descriptor in links[-1].greet(Observe(BUILD), 10.0).descriptors:
+            links.append(Link(path, PATIENCE_S))
+            for descriptor in links[-1].greet(Observe(BUILD), PATIENCE_S).descriptors:
                 os.close(descriptor)
     begun()
     signal.pause()

@@ -6,12 +6,11 @@ import threading
 from pathlib import Path
 from typing import Final, Self
 
-from eventually import eventually, pace
+from eventually import PATIENCE_S, eventually, pace
 from host_events.engine import PAGES, SeededEngine, Served
 from pagetier.client import Keys
 from running_daemon import namespace
 
-_TIMEOUT_S: Final = 60.0  # for a busy machine: a daemon that serves only its attackers takes longer than any limit
 _REST_S: Final = 0.002
 _TRIES: Final = 50
 
@@ -46,7 +45,7 @@ class Honest:
     """Stores, matches and loads new prompts one by one, within a context; `served` has the result."""
 
     def __init__(self, socket: Path) -> None:
-        self.engine = EngineOfNewPrompts(socket, seed=1, timeout=_TIMEOUT_S)
+        self.engine = EngineOfNewPrompts(socket, seed=1, timeout=PATIENCE_S)
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="honest")
 
@@ -55,13 +54,13 @@ class Honest:
         """The service that it got so far."""
         return self.engine.served
 
-    def wait_for(self, rounds: int, seconds: float = 120.0) -> bool:
-        """Waits until it has done this many more rounds; returns False after the timeout."""
-        wanted = self.served.rounds + rounds
-        return eventually(lambda: self.served.rounds >= wanted, seconds)
+    def wait_for(self, rounds: int) -> bool:
+        """Waits until it has done this many more rounds; returns False if one of them does not end."""
+        began = self.served.rounds
+        return all(eventually(lambda: self.served.rounds > began + done) for done in range(rounds))  # noqa: B023
 
     def __enter__(self) -> Self:
-        assert self.engine.client.wait_attached(_TIMEOUT_S)
+        assert self.engine.client.wait_attached(PATIENCE_S)
         self._thread.start()
         return self
 

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-BEGUN_S: Final = 60.0
 NOBODY: Final = 65534
 _FOLDERS: Final = [str(folder) for folder in (Path(__file__).parents[1], Path(__file__).parents[2] / "harness")]
 

@@ -26,7 +26,6 @@ TERMS: Final = Terms(cap=3 << 20, environments=1)
 SMALLER: Final = Terms(cap=2 << 20, environments=1)  # pages that no longer fit are dropped, also damaged ones
 DATA: Final = Path("0/data.mdb")
 FRAMES: Final = Path("0/frames.0")
-_LONG_S: Final = 30.0
 _LIVES: Final = 4
 
 
@@ -45,7 +44,7 @@ class Runs:
         self._folder = room / "tier"
         self._whole = room / "whole"
         self._tally = tally
-        older = in_a_child(self._made, _LONG_S)
+        older = in_a_child(self._made)
         assert older.said, older.blame
         data = (self._whole / DATA).read_bytes()
         length = int.from_bytes(older.said[:8], "little")
@@ -90,7 +89,7 @@ class Runs:
         smaller = ", with a smaller limit" if terms.cap == SMALLER.cap else ""
         what = f"{damage.part}: {damage.harm}, {moment}{smaller}, number {damage.number}"
         for life in range(1, _LIVES + 1):
-            ended = in_a_child(partial(lived, self._folder, terms, moment, harm, self._room / "boot"), _LONG_S)
+            ended = in_a_child(partial(lived, self._folder, terms, moment, harm, self._room / "boot"))
             seen = msgspec.json.decode(ended.said, type=Seen) if ended.said else Seen(ended="died")
             self._tally.blame(what, [*seen.violations, *filter(None, [ended.blame])])
             if not seen.ended:

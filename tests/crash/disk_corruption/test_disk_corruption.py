@@ -28,7 +28,6 @@ from store_pages import FRAME, keys_in, outcome_of, outcomes, outgoing, outgoing
 
 ALL = "all" in (os.environ.get("POWER"), os.environ.get("SWEEP"))
 DAMAGES = len(Harm) * len(PARTS["lmdb"]) * (50 if ALL else 1)
-LONG_S = 7200 if ALL else 300
 PAGES = outgoings(range(120))
 NODE_FLAGS_BEFORE = 4  # the key of a node
 F_SUBDATA = 2
@@ -42,7 +41,7 @@ LAST_PAGE_AT = 16 + 24 + 2 * 48  # after the page's header, the meta's and two t
 def tried(count: int, **more: Any) -> Tally:
     """Runs this many damages and returns the results."""
     wanted = Wanted(**{"seed": int(chance().integers(1 << 31)), "count": count, **more})
-    return results("disk_corruption.runs", wanted, LONG_S)
+    return results("disk_corruption.runs", wanted)
 
 
 @each_store

@@ -12,12 +12,11 @@ from typing import Final, Self
 
 import msgspec
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from host_events.engine import Served
 from running_daemon import RunningDaemon
 
 _FOLDERS: Final = [str(folder) for folder in (Path(__file__).parents[1], Path(__file__).parents[2] / "harness")]
-_WORKS_S: Final = 60.0
 
 
 class EngineProcess:
@@ -38,14 +37,14 @@ class EngineProcess:
                 return msgspec.json.decode(line, type=Served)
         return Served()
 
-    def wait_for(self, rounds: int, seconds: float = _WORKS_S) -> bool:
-        """Waits until it has done this many more rounds; returns False after the timeout."""
-        wanted = self.served.rounds + rounds
-        return eventually(lambda: self.served.rounds >= wanted, seconds)
+    def wait_for(self, rounds: int) -> bool:
+        """Waits until it has done this many more rounds; returns False if one of them does not end."""
+        began = self.served.rounds
+        return all(eventually(lambda: self.served.rounds > began + done) for done in range(rounds))  # noqa: B023
 
     def wait_killed(self) -> int:
         """Waits until the engine was killed, and returns its exit code."""
-        code = self.process.wait(_WORKS_S)
+        code = self.process.wait(PATIENCE_S)
         self.end()
         return code
 
@@ -61,7 +60,7 @@ class EngineProcess:
         """Ends the engine regularly and returns how it was served. Raises AssertionError if it failed."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        assert self.process.wait(_WORKS_S) == 0, self.output.read_text()
+        assert self.process.wait(PATIENCE_S) == 0, self.output.read_text()
         return self.served
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from injection.colliding_pages import PAGES
 from injection.injector import Action, Case, Role
 from injection.operation import Operation
@@ -27,9 +27,6 @@ from pagetier.shm.protocol import Save
 STOP_S: Final = 1
 """The time that a stop may take to write unwritten pages; ending the worker may take as long again, and a little more.
 """
-_STRIKES_S: Final = 15.0
-_READ_S: Final = 5.0
-_MENDED_S: Final = 40.0
 _FEW: Final = 2
 
 
@@ -53,7 +50,7 @@ def run_disk_case(scene: InjectionScene, kind: type[Operation], case: Case) -> b
     scene.injector.arm(case)
     try:
         operation.act()
-        if strikes(scene, operation, _STRIKES_S):
+        if strikes(scene, operation):
             _check_during_fault(scene, operation, case)
     finally:
         struck = scene.injector.struck > 0
@@ -109,7 +106,9 @@ def store_and_reload(scene: InjectionScene) -> list[int]:
     """
     pages = _onto_disk(scene)
     assert pages, f"{scene.daemon.ask(Save(1))} {scene.daemon.log.read_text()}"
-    assert _come_back(scene, pages), f"pages on disk could not be loaded: {scene.daemon.log.read_text()}"
+    assert eventually(lambda: _come_back(scene, pages)), (
+        f"pages on disk could not be loaded: {scene.daemon.log.read_text()}"
+    )
     return pages
 
 
@@ -124,7 +123,7 @@ def recover(scene: InjectionScene) -> list[int]:
         scene.flush("memory")  # pages that could not be saved would not fit on a small disk
         return []
 
-    pages = eventually(come_back, _MENDED_S)
+    pages = eventually(come_back)
     assert pages, f"the disk tier did not recover: {scene.state()}"
     return pages
 
@@ -139,7 +138,7 @@ def _onto_disk(scene: InjectionScene) -> list[int]:
 
 def _come_back(scene: InjectionScene, pages: list[int]) -> bool:
     assert eventually(lambda: not scene.flush("memory")), scene.header()
-    return eventually(lambda: scene.verify(pages, _READ_S).loaded == _FEW, _READ_S)
+    return scene.verify(pages, PATIENCE_S).loaded == _FEW
 
 
 def settle(scene: InjectionScene, since: Begun) -> None:
@@ -151,7 +150,7 @@ def settle(scene: InjectionScene, since: Begun) -> None:
     scene.until_disk_is_open()
     may_go = _may_go(scene, since)
     for number in range(since.page + 1, full[0]):
-        scene.verify([number], _READ_S)
+        scene.verify([number], PATIENCE_S)
     scene.judge(may_go)
     check_index(scene)
     assert "Traceback" not in scene.daemon.log.read_text(), scene.daemon.log.read_text()

@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 
 ROLES: Final = "injection.roles"
 _CHUNK: Final = 1 << 20
-_WARMING_S: Final = 60.0
 
 
 class ForkedProcess:
@@ -69,7 +68,7 @@ class ForkClient:
             self._server = subprocess.Popen(
                 command, env={**environ, **one}, pass_fds=[theirs.fileno()], stdout=output, stderr=output
             )
-        self._link.settimeout(_WARMING_S)
+        self._link.settimeout(PATIENCE_S)
         assert self._link.recv(_CHUNK) == b"warm", log.read_text()
 
     def spawn(
@@ -87,14 +86,14 @@ class ForkClient:
         self._codes |= ended
         return self._codes
 
-    def all_ended(self, seconds: float) -> bool:
-        """Returns whether all processes and their descendants have ended within the timeout."""
+    def all_ended(self) -> bool:
+        """Waits until all processes and their descendants have ended; returns False if one does not."""
 
         def none_runs() -> bool:
             self.codes()
             return not self._some_run
 
-        return eventually(none_runs, seconds)
+        return eventually(none_runs)
 
     def _ask(self, request: Any, give: tuple[int, ...] = ()) -> Any:
         socket.send_fds(self._link, [pickle.dumps(request)], list(give))
@@ -107,4 +106,4 @@ class ForkClient:
         for one in self._processes:
             one.kill()
         self._link.close()
-        self._server.wait(_WARMING_S)
+        self._server.wait(PATIENCE_S)

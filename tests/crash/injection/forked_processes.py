@@ -37,7 +37,7 @@ def stage(folder: Path, mutant: Path | None = None) -> Iterator[Stage]:
         ForkClient(folder / "log", environment(injector.path, mutant) | turns.environ) as fork_client,
     ):
         yield Stage(fork_client, injector, turns)
-        assert fork_client.all_ended(30.0), "a process was left behind"
+        assert fork_client.all_ended(), "a process was left behind"
 
 
 class ForkedDaemon(RunningDaemon):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final
 
 from eventually import eventually
 from injection.colliding_pages import PAGES
 from injection.injector import Role
 from injection.operation import FEW, KNOWN, Operation
-
-_WAIT_S: Final = 5.0
 
 
 class Store(Operation):
@@ -196,7 +193,7 @@ class ComeAndGo(Operation):
 
     def verify(self) -> bool:
         """Returns whether the slots are free; a closed client notifies the next daemon within a second."""
-        return eventually(self._slots_are_free, _WAIT_S)
+        return eventually(self._slots_are_free)
 
     def _slots_are_free(self) -> bool:
         """Returns whether the engine has exactly the slot that it is attached with."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Final
 
 from eventually import PATIENCE_S, eventually
 from injection.colliding_pages import PAGES
@@ -25,8 +24,6 @@ from oracle.checker import Losses
 from pagetier.client import Outcome
 from process_states import state_of
 
-_STRIKES_S: Final = 8.0
-
 
 def run_process_case(scene: InjectionScene, kind: type[Operation], case: Case, wait: float = QUIET_S) -> bool:
     """Returns whether the process met the failpoint, at most `wait` seconds after the operation was over.
@@ -36,7 +33,7 @@ def run_process_case(scene: InjectionScene, kind: type[Operation], case: Case, w
     operation = kind.begun(scene)
     scene.injector.arm(case, operation.pid(case.role))
     operation.act()
-    struck = strikes(scene, operation, _STRIKES_S, wait)
+    struck = strikes(scene, operation, wait)
     if not struck:
         scene.injector.disarm()
         struck = scene.injector.struck > 0  # it may have struck at the last moment

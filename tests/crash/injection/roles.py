@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from eventually import eventually, pace
+from eventually import PATIENCE_S, eventually, pace
 from injection.colliding_pages import PAGE, SEED, SPACE, keys_of
 from oracle.journal import Journal, Reported
 from oracle.page_contents import words
@@ -30,8 +30,8 @@ from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.protocol import BUILD, Flush, Observe, Save, Saved
 from running_daemon import namespace
 
-LONG_S: Final = 20.0
-_PATIENCE_S: Final = 3.0
+_TIMEOUT_S: Final = 3.0  # the client's: no case waits long for a daemon that is gone
+_LONG_S: Final = 20.0  # other timeouts of the product, where none is tested: over while a case still waits
 _MOMENT_S: Final = 0.002  # about the duration of an attach
 _TOKENS, _BLOCKS, _HEADS, _DIM = 16, 8, 2, 64
 
@@ -61,8 +61,8 @@ class EngineCommands:
 
     def __init__(self, socket: Path, folder: Path) -> None:
         self._socket = socket
-        self._client = Client(socket, timeout=_PATIENCE_S, name="actor")
-        assert self._client.wait_attached(LONG_S)
+        self._client = Client(socket, timeout=_TIMEOUT_S, name="actor")
+        assert self._client.wait_attached(PATIENCE_S)
         self._witness = Witness(self._client, Journal.of_this_process(folder), SEED, PAGE)
         self._open: Reservation | None = None
         self._asked: tuple[list[int], Part, int] = ([], Part(), 0)
@@ -87,7 +87,7 @@ class EngineCommands:
 
     def announce(self, numbers: Sequence[int]) -> set[int]:
         """Announces pages as a connector does, until all are announced, and returns those that are."""
-        changed = LocationChanges[PromptPage](self._client, LONG_S, len(numbers))
+        changed = LocationChanges[PromptPage](self._client, _LONG_S, len(numbers))
         for number, key in zip(numbers, keys_of(numbers), strict=True):
             changed.learn(key, PromptPage(number, key))
         announced: set[int] = set()
@@ -98,7 +98,7 @@ class EngineCommands:
             announced.difference_update(change.page.at for change in changes if change.left)
             return len(announced) == len(numbers)
 
-        eventually(are_all_announced, LONG_S)
+        eventually(are_all_announced)
         return announced
 
     def keep(self, numbers: Sequence[int]) -> bool:
@@ -165,13 +165,13 @@ class EngineCommands:
 
     def prefetch(self, numbers: Iterable[int]) -> int:
         """Prefetches pages from disk and returns how many are in memory then."""
-        return self._client.prefetch(keys_of(numbers), LONG_S).wait(LONG_S)
+        return self._client.prefetch(keys_of(numbers), _LONG_S).wait(PATIENCE_S)
 
     def load_from_fleet(self, numbers: Sequence[int]) -> int:
         """Loads and compares pages of the fleet and returns how many were exact."""
         keys = keys_of(numbers)
         with self._client.match(keys) as match:
-            return self._witness.load(match, keys, LONG_S, len(keys))
+            return self._witness.load(match, keys, _LONG_S, len(keys))
 
     def store_blocks(self, prompt: int) -> int:
         """Stores and loads two pages of a paged cache, and returns how many were loaded."""
@@ -201,7 +201,7 @@ class EngineCommands:
             reply = self._ask(Save(1))
             return reply if isinstance(reply, Saved) and (reply.synced or reply.trouble) else None
 
-        reply = eventually(saved, LONG_S)
+        reply = eventually(saved)
         return reply is not None and reply.synced
 
     def close(self) -> None:
@@ -210,21 +210,21 @@ class EngineCommands:
 
     def come_and_go(self) -> None:
         """Opens other clients of this process and closes them before, while and after they attach."""
-        for moment in (0.0, _MOMENT_S, LONG_S):
-            other = Client(self._socket, timeout=_PATIENCE_S, name="short-lived client")
+        for moment in (0.0, _MOMENT_S, PATIENCE_S):
+            other = Client(self._socket, timeout=_TIMEOUT_S, name="short-lived client")
             other.wait_attached(moment)
             other.close()
 
     def _ask(self, request: Any) -> Any:
         """Sends a request as an administrator; returns None if the daemon ends before it responds."""
         try:
-            link = Link(self._socket, LONG_S)
+            link = Link(self._socket, PATIENCE_S)
         except LinkError:
             return None
         try:
-            for descriptor in link.greet(Observe(BUILD), LONG_S).descriptors:
+            for descriptor in link.greet(Observe(BUILD), PATIENCE_S).descriptors:
                 os.close(descriptor)
-            return link.ask(request, LONG_S)
+            return link.ask(request, PATIENCE_S)
         except LinkError:
             return None
         finally:

@@ -34,9 +34,9 @@ def check_index(scene: InjectionScene) -> None:
     assert found == [], found
 
 
-def strikes(scene: InjectionScene, operation: Operation, seconds: float, wait: float = QUIET_S) -> bool:
-    """Returns whether the injection strikes before the timeout, and at most `wait` seconds after the operation."""
-    eventually(lambda: scene.injector.struck > 0 or operation.done(), seconds)
+def strikes(scene: InjectionScene, operation: Operation, wait: float = QUIET_S) -> bool:
+    """Returns whether the injection strikes, at most `wait` seconds after the operation."""
+    eventually(lambda: scene.injector.struck > 0 or operation.done())
     return eventually(lambda: scene.injector.struck > 0, wait)
 
 

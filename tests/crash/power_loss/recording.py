@@ -36,4 +36,4 @@ def plain() -> dict[str, str]:
 def record(module: str, folder: Path, stream: Path, *arguments: str) -> None:
     """Runs a module on a folder and records it. Raises CalledProcessError if it fails."""
     command = [sys.executable, "-m", module, str(folder), *arguments]
-    subprocess.run(command, env=plain() | recording(folder, stream), check=True, timeout=120)
+    subprocess.run(command, env=plain() | recording(folder, stream), check=True)

@@ -21,7 +21,6 @@ from power_loss.reopening import Expected, Found, after_a_restart, judged, keys_
 from power_loss.trials import Tally, Wanted, in_a_child, main, make_mistake, try_all
 from power_loss.write_stream import read_stream
 
-_LONG_S: Final = 60.0
 _REAL_PROOFS: Final = 50  # one of this many verifications runs in its own process, as all do outside of tests
 _BOTH: Final = (Way.NOTHING_LOST, Way.ALL_LOST)
 
@@ -81,7 +80,7 @@ class LossTrials:
         chance = Random(f"{self._wanted.seed} {loss.number}")
         folder, expected = self._room / "tier", self._expected(loss)
         lay(folder, self._history.left(loss.cut, choose(loss.way, chance), choose_names(loss.way, chance)))
-        ended = in_a_child(partial(self._judge, folder, loss, expected), _LONG_S)
+        ended = in_a_child(partial(self._judge, folder, loss, expected))
         shutil.rmtree(folder)
         found = msgspec.json.decode(ended.said, type=Found) if ended.said else Found(how="not opened")
         blamed = [] if ended.said else [ended.blame or Violation(Kind.CRASH, f"killed by signal {ended.signal}")]

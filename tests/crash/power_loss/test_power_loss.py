@@ -13,6 +13,7 @@ import pytest
 
 from disk_daemon import FRAME, write_through
 from disk_stores import STORE_KINDS, StoreKind, settings_of
+from eventually import PATIENCE_S
 from oracle.journal import Journal
 from oracle.witness import Witness
 from power_loss.disk_model import History
@@ -29,7 +30,6 @@ ALL = os.environ.get("POWER") == "all"
 STATES = 6000 if ALL else 80
 AGAIN = 1500 if ALL else 40
 OF_A_DAEMON = 600 if ALL else 20
-LONG_S = 7200 if ALL else 300
 Recorder = Callable[[str, object], None]
 each_store = pytest.mark.parametrize("store", STORE_KINDS)
 # Bugs of a tier while it is recorded, and bugs of a tier that opens the remains.
@@ -60,7 +60,7 @@ def tried(stream: Path, store: StoreKind, count: int, module: str = "power_loss.
     more = {"terms": Terms(cap=TERMS.cap, store=store)} | more
     paths = {"stream": str(stream), "folder": str(stream.with_name("tier"))}
     wanted = Wanted(**{"seed": int(chance().integers(1 << 31)), "count": count, **paths, **more})
-    return results(module, wanted, LONG_S)
+    return results(module, wanted)
 
 
 @each_store
@@ -143,7 +143,7 @@ def test_power_losses_of_a_real_worker_break_no_promise(
         with daemon.client() as client, Journal(folder / "witness.journal") as journal:
             witness = Witness(client, journal, SEED, FRAME - 8)
             for first in range(0, len(pages), 8):
-                witness.store(pages[first : first + 8], timeout=20)
+                witness.store(pages[first : first + 8], timeout=PATIENCE_S)
                 daemon.until_written()
     (folder / "keys").write_bytes(pages.data)
     terms = Terms(cap=64 << 20, frame=FRAME, store=store)

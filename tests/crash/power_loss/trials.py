@@ -20,7 +20,7 @@ from typing import Final, NoReturn, TypeVar
 import msgspec
 
 from child_process import run_and_exit
-from eventually import Stopwatch
+from eventually import PATIENCE_S, Stopwatch
 from oracle.checker import Kind, Violation
 from power_loss import mutants
 from power_loss.losses import Way
@@ -88,13 +88,11 @@ class Ended(msgspec.Struct, frozen=True):
     signal: int = 0
 
 
-def results(module: str, wanted: Wanted, seconds: float) -> Tally:
+def results(module: str, wanted: Wanted) -> Tally:
     """Returns the results of the trials of a module, which run in another process. Prints what was wanted."""
     text = msgspec.json.encode(wanted).decode()
     print(f"python -m {module} '{text}'")  # noqa: T201
-    done = subprocess.run(
-        [sys.executable, "-m", module, text], env=plain(), stdout=subprocess.PIPE, timeout=seconds, check=True
-    )
+    done = subprocess.run([sys.executable, "-m", module, text], env=plain(), stdout=subprocess.PIPE, check=True)
     print(done.stdout.decode())  # noqa: T201
     return msgspec.json.decode(done.stdout, type=Tally)
 
@@ -120,7 +118,7 @@ def make_mistake(wanted: Wanted) -> None:
     mutants.make(wanted.mistake)
 
 
-def in_a_child(work: Callable[[], bytes], seconds: float) -> Ended:
+def in_a_child(work: Callable[[], bytes]) -> Ended:
     """Runs the work, which may crash or hang, in a child. The caller guarantees that this process has one thread."""
     mine, its = os.pipe()
     child = os.fork()
@@ -129,7 +127,7 @@ def in_a_child(work: Callable[[], bytes], seconds: float) -> Ended:
         _work(work, its)
     os.close(its)
     try:
-        said, hung = _said(mine, seconds)
+        said, hung = _said(mine)
     finally:
         os.close(mine)
         os.kill(child, signal.SIGKILL)  # changes nothing if it is about to end: it has closed the pipe by its exit
@@ -143,10 +141,10 @@ def in_a_child(work: Callable[[], bytes], seconds: float) -> Ended:
     return Ended(said)
 
 
-def _said(pipe: int, seconds: float) -> tuple[bytes, bool]:
-    """Returns all bytes until the child closes the pipe, and whether it failed to do so within the timeout."""
+def _said(pipe: int) -> tuple[bytes, bool]:
+    """Returns all bytes until the child closes the pipe, and whether it fails to do so."""
     said, watch = b"", Stopwatch()
-    while select.select([pipe], [], [], max(0.0, seconds - watch.seconds))[0]:
+    while select.select([pipe], [], [], max(0.0, PATIENCE_S - watch.seconds))[0]:
         some = os.read(pipe, _CHUNK)
         if not some:
             return said, False

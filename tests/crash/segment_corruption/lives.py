@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from injection.fork_client import ForkClient
 from injection.forked_processes import ForkedDaemon
 from pagetier.shm.daemon_link import LinkError
@@ -21,7 +21,6 @@ from segment_corruption import engine
 from segment_corruption.corruptions import Image, Injury, injure
 from segment_corruption.engine import Seen
 
-_LATE_S: Final = 60.0
 _KINDS: Final = ("index", "locks", "arena")
 _FLAGS: Final = (
     *(
@@ -99,7 +98,7 @@ class Lives:
         """Runs a daemon over the current segments, and returns what an engine observes."""
         seen, late, begin = Seen(), "", len(self._daemon.log.read_text())
         process = self._daemon.launch()
-        ready = eventually(lambda: "ready on" in self._log(begin) or process.poll() is not None, _LATE_S)
+        ready = eventually(lambda: "ready on" in self._log(begin) or process.poll() is not None)
         try:
             if process.poll() is None:
                 seen = msgspec.json.decode(self._asked("match_all"), type=Seen)
@@ -108,7 +107,7 @@ class Lives:
             late = f"an engine hangs or failed: {error}"
         code = process.poll()
         process.kill()
-        process.wait(_LATE_S)
+        process.wait(PATIENCE_S)
         return Trial(injuries, seen, code, late if ready else "the daemon did not become ready", self._log(begin))
 
     def _asked(self, work: str, *arguments: int) -> bytes:
@@ -117,7 +116,7 @@ class Lives:
         words = (self._daemon.socket, self._result, *arguments)
         process = self._fork_client.spawn(work, words, self._daemon.log, module=engine.__name__)
         try:
-            process.wait(_LATE_S)
+            process.wait(PATIENCE_S)
         finally:
             process.kill()
         return self._result.read_bytes()
