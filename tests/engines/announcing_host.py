@@ -11,7 +11,7 @@ import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from disk_daemon import FRAME, DiskDaemon
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from pagetier.client import Client
 from pagetier.client.engines.events.changes import LocationChanges
 from pagetier.client.engines.vllm.events import KnownPage, VllmEvents, prefix_cache_resets
@@ -56,7 +56,7 @@ class Host:
 
     def store(self, hashes: list[bytes]) -> None:
         page = np.zeros(FRAME, np.uint8)
-        stored = self.client.store(self.group.keys(hashes), [page] * len(hashes), timeout=30.0)
+        stored = self.client.store(self.group.keys(hashes), [page] * len(hashes), timeout=PATIENCE_S)
         assert stored.stored == len(hashes)
 
     def located(self) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from eventually import PATIENCE_S
 from indexer import Indexer, indexing
 from one_host import PAGE_TOKENS, Scene, ask, prompt, scene_of
 from pagetier.client import Client
@@ -61,7 +62,7 @@ class Router(NamedTuple):
                 if self.scene.daemon.header().evicted >= evicted:
                     return
                 keys = others.keys(range(number << 12, (number << 12) + 16 * 16))
-                client.store(keys, [page] * len(keys), timeout=10.0)
+                client.store(keys, [page] * len(keys), timeout=PATIENCE_S)
 
 
 def events_to(folder: Path, number: int) -> tuple[str, dict[str, Any]]:

@@ -9,13 +9,12 @@ from typing import Any
 from daemon_turns import PUBLISHED, Turns
 from eventually import eventually
 from one_host import Scene, ask, ask_after_reset, distance, prompt, scene_of, texts
-from vllm_engine import VllmEngine
+from vllm_engine import LONG_S, VllmEngine
 
 PROMPTS = [prompt(90), prompt(91)]
 ASK_S, READ_S = 3.0, 6.0
 """The limits of the second engine: long enough for a busy machine where the store works."""
 
-LONG_S = 30.0
 _ROUNDING = 0.05
 _LIMITS = {"disk_timeout": 0, "remote_timeout": READ_S, "remote_ask_timeout": ASK_S}
 
@@ -42,7 +41,7 @@ class Hosts:
 
     def compute(self) -> None:
         """Computes the prompts on the first host, until the fleet has their pages. The second engine starts beside."""
-        assert eventually(lambda: is_open(self.first) and is_open(self.second), LONG_S), self.second.daemon.reported()
+        assert eventually(lambda: is_open(self.first) and is_open(self.second)), self.second.daemon.reported()
         self.engine: VllmEngine = self.second.engine(extra=_LIMITS)
         self._stack.push(self.engine)
         with self.first.engine() as engine:
@@ -50,7 +49,7 @@ class Hosts:
             self.own = ask(engine, *PROMPTS)
             self.first.settle()
             pages = self.first.daemon.header().pages
-            assert eventually(lambda: self.first.daemon.snapshot().fleet.written >= pages, LONG_S)
+            assert eventually(lambda: self.first.daemon.snapshot().fleet.written >= pages)
         ask(self.engine, prompt(92))  # the first steps of an engine are slow
 
     @property

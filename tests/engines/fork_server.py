@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from pagetier.client.engines.vllm.settings import ConnectorSettings
     from pagetier.client.reconnect import LinkEvent
 
-_PATIENT_S = 30.0
-
 
 def main() -> None:
     """Forks engines until the socket is closed."""
@@ -64,6 +62,11 @@ def _import() -> None:
     platform.check_and_update_config = classmethod(checked_and_forking)
 
 
+def _long_s() -> float:
+    """Returns vllm_engine.LONG_S."""
+    return float(os.environ["LONG_S"])
+
+
 def _wait_long() -> None:
     """Lets this engine wait long for what takes a moment, because a busy machine may stop for seconds.
 
@@ -71,8 +74,8 @@ def _wait_long() -> None:
     """
     from pagetier.client.engines.vllm import connector, setup, worker
 
-    patch.object(connector, "_IDENTIFY_S", float(os.environ.get("IDENTIFY_S", _PATIENT_S))).start()
-    patch.object(worker, "_CANCEL_AFTER_S", _PATIENT_S).start()
+    patch.object(connector, "_IDENTIFY_S", float(os.environ.get("IDENTIFY_S", _long_s()))).start()
+    patch.object(worker, "_CANCEL_AFTER_S", _long_s()).start()
     patch.object(setup, "_client", partial(_attached, setup._client)).start()
 
 
@@ -92,7 +95,7 @@ def _attached(
 
     client = client_of(settings, logged)
     if Path(settings.socket).exists():
-        client.wait_attached(_PATIENT_S)
+        client.wait_attached(_long_s())
     return client
 
 

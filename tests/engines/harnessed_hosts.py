@@ -18,8 +18,8 @@ from harnessed_scheduler import HarnessedEngine, Loads
 from pagetier.client import Client
 from pagetier.client.engines.fleet_reads import FleetLimits
 from pagetier.client.groups import grain_of
+from vllm_engine import LONG_S
 
-LONG_S = 20.0
 HARNESS = Path(__file__).parents[1] / "harness"
 
 
@@ -41,7 +41,7 @@ class Fleet(msgspec.Struct, frozen=True, eq=False):
     def end_delays(self) -> None:
         for name in ("delay", "delay-get"):
             (self.folder / name).unlink(missing_ok=True)
-        assert eventually(lambda: self.second.asks, LONG_S), "the breaker is still open"
+        assert eventually(lambda: self.second.asks), "the breaker is still open"
 
     @property
     def remote_tokens(self) -> int:
@@ -92,7 +92,7 @@ class FleetEngine(HarnessedEngine):
             delays += not matched
             return matched
 
-        assert eventually(is_matched, LONG_S)
+        assert eventually(is_matched)
         self.step()
         return delays
 
@@ -102,7 +102,7 @@ class FleetEngine(HarnessedEngine):
 
     def end(self) -> None:
         """Runs until all requests have ended."""
-        assert eventually(self._step_to_the_end, LONG_S), self.scheduler.requests
+        assert eventually(self._step_to_the_end), self.scheduler.requests
         self.run()
         assert_engine_keeps_nothing(self, self.fleet.second.daemon)
 
@@ -123,7 +123,7 @@ def two_hosts(folder: Path, ask: float = LONG_S) -> Iterator[Fleet]:
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(HARNESS))
         first = FleetHost(url, stack, *PATIENT)
-        asked = ("--set", f"remote.ask_timeout={ask}s", "--set", "remote.timeout=20s")
+        asked = ("--set", f"remote.ask_timeout={ask}s", "--set", f"remote.timeout={LONG_S}s")
         second = FleetHost(url, stack, "--set", "remote.write=never", *asked)
         yield Fleet(first, second, stack.enter_context(second.daemon.client()), folder)
         assert second.daemon.findings() == []

@@ -14,7 +14,7 @@ import msgspec
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
 import tiny_model
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from one_host import MODELS
 from pagetier.client import Client, Keys
 from pagetier.client.engines.vllm import setup
@@ -51,7 +51,7 @@ def open_half(connector: Any, *shapes: ShapesMetadata) -> None:
     """Gives a connector the shapes of its ranks, and waits until the weights are identified on a busy machine, too."""
     connector.set_xfer_handshake_metadata(dict(enumerate(shapes)))
     if connector._pending is not None:
-        assert connector._pending.wait(30)
+        assert connector._pending.wait(PATIENCE_S)
         connector._open_if_identified()
 
 

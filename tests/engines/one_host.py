@@ -13,7 +13,7 @@ from typing import Any
 import tiny_model
 from disk_daemon import DiskDaemon
 from eventually import CoreWaits, Stopwatch, eventually
-from vllm_engine import VllmEngine
+from vllm_engine import LONG_S, VllmEngine
 
 MODELS = Path(".cache/engines/models").resolve()
 TOKENS = 1000
@@ -30,7 +30,6 @@ _FRAMES = 4096
 _CALM_S = 0.3
 _CHECKS = 10  # while it was calm: nothing runs while the whole machine stops
 _RESETS = 100
-_TIMEOUT_S = 30.0  # for a busy machine; timeouts have tests of their own
 
 Answers = list[dict[str, Any]]
 
@@ -67,7 +66,7 @@ class Scene:
         """Starts an engine; with `alone` without pagetier. VllmEngine documents `settings`."""
         arguments = {"max_model_len": _LONGEST, "block_size": PAGE_TOKENS.get(self.name), **(engine or {})}
         arguments = {name: value for name, value in arguments.items() if value is not None}
-        extra = {"disk_timeout": _TIMEOUT_S, **settings.pop("extra", {})}
+        extra = {"disk_timeout": LONG_S, **settings.pop("extra", {})}
         return VllmEngine(self.model, None if alone else self.daemon.socket, engine=arguments, extra=extra, **settings)
 
     def hit(self, tokens: int = TOKENS) -> int:
@@ -87,7 +86,7 @@ class Scene:
             checks += 1
             return checks > _CHECKS and since.seconds > _CALM_S + max(waits.of_threads(), default=0.0)
 
-        assert eventually(calm, _TIMEOUT_S), self.daemon.reported()
+        assert eventually(calm), self.daemon.reported()
 
     def _waits_for_cores(self) -> CoreWaits:
         """Returns the waits of the daemon and of all processes that are attached to it."""
@@ -99,7 +98,7 @@ class Scene:
         def clean() -> bool:
             return not any(slot.pins for slot in self.daemon.slots()) and not self.daemon.header().open_entries
 
-        return eventually(clean, _TIMEOUT_S)
+        return eventually(clean)
 
     def attached(self, *engines: VllmEngine, clients: int = 0) -> bool:
         """Waits until both halves of the engines are attached, and so many other clients.
@@ -112,11 +111,11 @@ class Scene:
             slots = len(names) - names.count("disk tier")
             return slots == 2 * len(engines) + clients and all(engine.attached for engine in engines)
 
-        return eventually(there, _TIMEOUT_S)
+        return eventually(there)
 
     def evict_to_disk(self) -> None:
         """Writes all pages to disk and evicts them from memory, also those that are stored or pinned until then."""
-        assert eventually(self._is_on_disk_only, _TIMEOUT_S), self.daemon.reported()
+        assert eventually(self._is_on_disk_only), self.daemon.reported()
 
     def _is_on_disk_only(self) -> bool:
         """Writes all pages to disk, evicts those that are not in use, and returns whether none is in memory."""

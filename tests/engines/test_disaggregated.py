@@ -45,8 +45,8 @@ def proxy(prefill: int, decode: int) -> Iterator[int]:
 
 def post(port: int, body: dict[str, Any]) -> dict[str, Any]:
     """Returns the answer to a completion request; the server may have been started a moment ago."""
-    assert eventually(lambda: listens(port), 60), "the proxy does not listen"
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=300)) as connection:
+    assert eventually(lambda: listens(port)), "the proxy does not listen"
+    with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()
         text = answer.read()

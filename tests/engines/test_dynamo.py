@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from dynamo_router import BATCH, PAGE, PROMPTS, Router, events_to, routed
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from indexer import note, require_indexer
 from one_host import ask
 from pagetier.shm._core import KEY_BYTES, EventsResult
@@ -59,7 +59,7 @@ def test_restarts_of_the_daemon_are_believed(router: Router, how: str) -> None:
     else:
         daemon.stop()
     daemon.open()
-    assert router.client.wait_attached(30.0) and router.scene.attached(router.engine, clients=1)
+    assert router.client.wait_attached(PATIENCE_S) and router.scene.attached(router.engine, clients=1)
     memory, disk = router.totals()
     assert memory or disk
 

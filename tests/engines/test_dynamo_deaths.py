@@ -15,7 +15,7 @@ import zmq
 
 from dynamo_router import PROMPTS, Router, events_to, routed
 from event_subscriber import EventSubscriber
-from eventually import Stopwatch, eventually
+from eventually import PATIENCE_S, Stopwatch, eventually
 from indexer import note, require_indexer
 from router import wait_until_heard
 from seeded_random import chance
@@ -25,7 +25,6 @@ require_indexer()
 LEAST_EVENTS = 20
 MINUTES = float(os.environ.get("TEST_MINUTES", "0"))
 _LEASE_S = 2.0
-_WAIT_S = 60.0
 _PAGE = 128
 
 
@@ -93,7 +92,7 @@ class Deaths:
         """Kills the daemon until the lease has ended."""
         self.router.scene.daemon.kill()
         beyond = lambda one: one["disk"] > one["gpu"]  # noqa: E731
-        assert eventually(lambda: not any(map(beyond, self.router.indexer.reach(PROMPTS, "1"))), _WAIT_S)
+        assert eventually(lambda: not any(map(beyond, self.router.indexer.reach(PROMPTS, "1"))))
         self._open_daemon()
 
     def kill_disk_worker(self) -> None:
@@ -126,8 +125,8 @@ class Deaths:
 
     def _open_daemon(self) -> None:
         self.router.scene.daemon.open()
-        assert self.router.client.wait_attached(_WAIT_S)
-        assert eventually(lambda: self.router.engine.attached, _WAIT_S)
+        assert self.router.client.wait_attached(PATIENCE_S)
+        assert eventually(lambda: self.router.engine.attached)
 
 
 def test_random_deaths_leave_no_false_promise(tmp_path: Path) -> None:

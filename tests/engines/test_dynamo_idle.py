@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_router import PAGE, PROMPTS, Router, events_to, routed
-from eventually import Second, Stopwatch, eventually
+from eventually import PATIENCE_S, Second, Stopwatch, eventually
 from indexer import note, require_indexer
 from one_host import ask, prompt
 from router import wait_until_heard
@@ -71,7 +71,7 @@ def test_a_daemon_that_is_killed_and_stays_away_is_believed_after_the_lease(rout
     router.scene.daemon.kill()
     assert eventually(lambda: not any(one["disk"] for one in router.indexer.reach(_FEW, "1")))
     router.scene.daemon.open()
-    assert router.client.wait_attached(30.0)
+    assert router.client.wait_attached(PATIENCE_S)
     assert all(one["disk"] for one in router.agree(_FEW))
 
 

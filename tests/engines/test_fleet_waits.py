@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from eventually import eventually
-from harnessed_hosts import LONG_S, Fleet, FleetEngine, two_hosts
+from harnessed_hosts import Fleet, FleetEngine, two_hosts
 from harnessed_models import ALONE, LONGER, MODELS
 from harnessed_scheduler import BLOCK
 from network_hosts import stopped
@@ -18,6 +18,7 @@ from pagetier.client import tier_speed
 from pagetier.client.engines.fleet_reads import FleetLimits
 from pagetier.shm import clock
 from pagetier.shm._core import KEY_BYTES
+from vllm_engine import LONG_S
 
 PROMPT = list(range(40 * BLOCK + 1))
 ASK_S, READ_S = 0.05, 0.4  # how long requests wait where that is tested
@@ -67,7 +68,7 @@ def test_pages_are_read_while_a_request_waits_for_its_turn(slow: Fleet) -> None:
     engine.share(PROMPT)
     slow.delay(0.02, "delay-get")
     one = engine.arrive("one", PROMPT)
-    assert eventually(lambda: not engine.half.reads.decide_wait(engine.half._tracked["one"], 0, clock.now()), LONG_S)
+    assert eventually(lambda: not engine.half.reads.decide_wait(engine.half._tracked["one"], 0, clock.now()))
     assert engine.half.matched(one, 0) == 40 * BLOCK, "at the first time it is asked"
     engine.end()
 
@@ -146,7 +147,7 @@ def test_a_store_that_hangs_in_reads_delays_a_request_within_its_timeout(slow: F
     engine.share(PROMPT)
     slow.delay(math.inf, "delay-get")
     engine.arrive("one", PROMPT)
-    assert eventually(lambda: (read := engine.half._tracked["one"].fleet) is not None and read.hit is not None, LONG_S)
+    assert eventually(lambda: (read := engine.half._tracked["one"].fleet) is not None and read.hit is not None)
     engine.wait("one")
     assert not engine.loads("one")
     engine.end()
@@ -163,7 +164,7 @@ def test_with_a_timeout_of_zero_no_request_waits_and_the_next_one_finds_the_page
         with fleet.second.client.match(keys) as match:
             return len(match) == 40
 
-    assert eventually(there, LONG_S), "before any of them is computed"
+    assert eventually(there), "before any of them is computed"
     engine.end()
 
 
@@ -185,7 +186,7 @@ def test_a_daemon_that_hangs_delays_the_first_request_for_the_time_of_an_answer(
             assert engine.wait(f"r{number}") == 0
     engine.end()
     engine = fleet.engine()
-    assert eventually(lambda: engine.half._client.attached and fleet.second.asks, LONG_S)
+    assert eventually(lambda: engine.half._client.attached and fleet.second.asks)
     engine.share(PROMPT)
     engine.arrive("well", PROMPT)
     engine.wait("well")
@@ -206,12 +207,12 @@ def after_a_slow_read(slow: Fleet) -> FleetEngine:
 
 def test_a_slow_store_is_read_only_as_far_as_it_can_be_in_time(slow: Fleet) -> None:
     engine = after_a_slow_read(slow)
-    assert eventually(lambda: slow.second.report.read == 40, LONG_S), "the rate is that of the whole read"
+    assert eventually(lambda: slow.second.report.read == 40), "the rate is that of the whole read"
     in_ten_pages = 10 * KEY_BYTES / slow.second.report.rate
     engine.half.reads.fleet.limits = FleetLimits(in_ten_pages, BLOCK, LONG_S)
     engine.arrive("two", own(1))
     read = engine.half._tracked["two"].fleet
-    assert eventually(lambda: read is not None and read.hit is not None, LONG_S)
+    assert eventually(lambda: read is not None and read.hit is not None)
     assert read is not None and read.hit is not None and 8 * BLOCK <= read.hit.tokens <= 12 * BLOCK
     engine.wait("two")
     assert engine.loads("two") <= read.hit.tokens
@@ -222,7 +223,7 @@ def test_a_store_that_was_too_slow_is_measured_again_while_no_request_waits(
     slow: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = after_a_slow_read(slow)
-    assert eventually(lambda: slow.second.report.read == 40, LONG_S)
+    assert eventually(lambda: slow.second.report.read == 40)
     slow.delay(3.0, "delay-get")  # so that no page comes while the requests are asked about
     for name, probe_s in (("never", 1000.0), ("again", 0.0)):
         monkeypatch.setattr(tier_speed, "_PROBE_S", probe_s)
@@ -230,7 +231,7 @@ def test_a_store_that_was_too_slow_is_measured_again_while_no_request_waits(
         engine.half.reads.fleet.limits = FleetLimits(2 * KEY_BYTES / slow.second.report.rate, 20 * BLOCK, LONG_S)
         one = engine.arrive(name, own(1))
         read = engine.half._tracked[name].fleet
-        assert read is not None and eventually(lambda: read.ended or read.hit is not None, LONG_S)  # noqa: B023
+        assert read is not None and eventually(lambda: read.ended or read.hit is not None)  # noqa: B023
         assert (read.hit is not None) == (name == "again")
         assert engine.half.matched(one, 0) == 0, "it cannot come in time"
     slow.end_delays()
@@ -242,7 +243,7 @@ def test_a_request_does_not_wait_for_pages_that_the_gpu_has(slow: Fleet) -> None
     engine.share(PROMPT)
     slow.delay(0.3, "delay-get")
     one = engine.arrive("one", PROMPT)
-    assert eventually(lambda: (read := engine.half._tracked["one"].fleet) is not None and read.hit is not None, LONG_S)
+    assert eventually(lambda: (read := engine.half._tracked["one"].fleet) is not None and read.hit is not None)
     assert engine.half.matched(one, 36 * BLOCK) is None
     assert engine.half.matched(one, 37 * BLOCK) is not None
     engine.wait("one")

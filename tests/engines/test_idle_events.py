@@ -18,7 +18,7 @@ from vllm.distributed.kv_events import EventBatch, EventPublisherFactory, KVEven
 from announcing_host import PAGES, Host, written
 from disk_daemon import DiskDaemon
 from event_subscriber import EventSubscriber
-from eventually import eventually, pace
+from eventually import PATIENCE_S, eventually, pace
 from pagetier.client.engines.events.idle_publisher import IdlePublisher, use_next_publisher
 from seeded_random import chance
 
@@ -29,7 +29,7 @@ _CHANGES = 60
 def host() -> Iterator[Host]:
     with DiskDaemon(32, "64MiB") as daemon, daemon.client() as client:
         daemon.wait_open()
-        assert client.wait_attached(10.0)
+        assert client.wait_attached(PATIENCE_S)
         yield Host(daemon, client)
 
 
@@ -202,7 +202,7 @@ def test_steps_and_the_thread_publish_in_order(host: Host, tmp_path: Path) -> No
             hashes = host.learn(change % 4)
             match int(numbers.integers(8)):
                 case 0 | 1 | 2:
-                    host.client.store(host.group.keys(hashes), [bytes(1 << 16)] * PAGES, timeout=30.0)
+                    host.client.store(host.group.keys(hashes), [bytes(1 << 16)] * PAGES, timeout=PATIENCE_S)
                 case 3 | 4:
                     host.client.flush(host.group.namespace, 10.0)
                 case 5:

@@ -36,9 +36,7 @@ def answers_of_a_new_engine(name: str) -> list[dict[str, Any]]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
     command = [sys.executable, __file__, str(model), json.dumps(tiny_model.SETTINGS.get(name, {}))]
-    done = subprocess.run(
-        command, check=False, env=os.environ | quiet | place, capture_output=True, text=True, timeout=900
-    )
+    done = subprocess.run(command, check=False, env=os.environ | quiet | place, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-6000:]
     return [json.loads(line.removeprefix("answer ")) for line in done.stdout.splitlines() if line.startswith("answer ")]
 

@@ -24,6 +24,7 @@ from pagetier.client.engines.vllm.connector import PagetierConnector
 from pagetier.client.engines.vllm.worker import WorkerHalf
 from running_daemon import RunningDaemon
 from vllm_caches import VllmCache, heads_first
+from vllm_engine import LONG_S
 from vllm_worker_world import ends, keys_of, load_command, same, slow_of, store_command, worker_of
 
 STORED: Final = (7, 2, 19, 23, 1)
@@ -107,7 +108,7 @@ def engine_core(engine: HarnessedEngine, executor: Executor) -> Any:
 
 def half_of(engine: HarnessedEngine, cache: VllmCache, client: Client, monkeypatch: pytest.MonkeyPatch) -> WorkerHalf:
     """Returns the worker's half of the connector that vLLM's worker finds, with copies that take long."""
-    monkeypatch.setattr(worker_module, "_CANCEL_AFTER_S", 30.0)  # stores end on a busy machine, too
+    monkeypatch.setattr(worker_module, "_CANCEL_AFTER_S", LONG_S)  # stores end on a busy machine, too
     half = worker_of(client, cache, salt=token_hex(8), settings=slow_of(cache, client, 100))
     connector = PagetierConnector(engine.connector._config, KVConnectorRole.WORKER, engine.connector._groups)
     connector._worker = half

@@ -17,7 +17,7 @@ from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 from announcing_host import PAGE, PAGES, SPEC, Host, written
 from disk_daemon import FRAME, DiskDaemon
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from pagetier.client.engines.vllm.events import fields_of_group
 from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.groups import FullAttention
@@ -32,7 +32,7 @@ _STEPS = 3000
 def host() -> Iterator[Host]:
     with DiskDaemon(32, "64MiB") as daemon, daemon.client() as client:
         daemon.wait_open()
-        assert client.wait_attached(10.0)
+        assert client.wait_attached(PATIENCE_S)
         yield Host(daemon, client)
 
 
@@ -111,7 +111,7 @@ def test_a_lost_ring_is_made_up_for(host: Host) -> None:
     keys, page = host.group.keys(hashes), np.zeros(FRAME, np.uint8)
     for _ in range(ring // PAGES + 1):  # a page that is being written to disk is not flushed, and not stored again
         host.client.flush(host.group.namespace, 10.0)
-        host.client.store(keys, [page] * PAGES, timeout=30.0)
+        host.client.store(keys, [page] * PAGES, timeout=PATIENCE_S)
     assert host.changes._session is not None
     assert host.changes._session.read_events().result == EventsResult.MISSED
     host.changes._pages.sweep()
@@ -194,7 +194,7 @@ def test_pages_that_left_the_full_disk_during_an_overrun_are_removed(host: Host)
     page, stored = np.zeros(FRAME, np.uint8), 0
     while host.daemon.header().disk_evicted < ring // 3 or any(host.located()):
         keys = others.keys([(stored + at).to_bytes(KEY_BYTES, "little") for at in range(8)])
-        stored += host.client.store(keys, [page] * len(keys), timeout=30.0).stored
+        stored += host.client.store(keys, [page] * len(keys), timeout=PATIENCE_S).stored
     assert host.believes(0, 0)
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 METADATA = Path(__file__).parent / "requirements" / "METADATA"
 _TOOLS = ("setuptools-scm", "setuptools-rust")  # pip runs vLLM's setup.py to determine its version; nothing is built
-_PATIENCE_S = 300
 
 
 class UnavailableError(Exception):
@@ -56,9 +55,7 @@ def make_importable(version: str, folder: Path) -> None:
 def _pip(*arguments: str, **environ: str) -> None:
     """Runs pip. Raises UnavailableError with the end of its error output if it fails."""
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(
-        command, env=os.environ | environ, capture_output=True, text=True, timeout=_PATIENCE_S, check=False
-    )
+    done = subprocess.run(command, env=os.environ | environ, capture_output=True, text=True, check=False)
     if done.returncode:
         raise UnavailableError(done.stderr.strip()[-500:])
 

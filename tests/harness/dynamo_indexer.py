@@ -21,13 +21,12 @@ import sys
 import urllib.request
 from typing import Any
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 
 _SET_FLAGS, _UP_AND_RUNNING = 0x8914, 0x41
 _PORT = 8091
 _URL = f"http://127.0.0.1:{_PORT}"
 _MODEL = "m"
-_START_S = 60.0
 
 
 def enable_loopback() -> None:
@@ -40,7 +39,7 @@ def request(path: str, body: Any = None) -> Any:
     """Sends a request to the indexer and returns its response."""
     data = None if body is None else json.dumps(body).encode()
     asked = urllib.request.Request(_URL + path, data, {"content-type": "application/json"})
-    with urllib.request.urlopen(asked, timeout=10) as response:
+    with urllib.request.urlopen(asked, timeout=PATIENCE_S) as response:
         text = response.read().decode()
     return json.loads(text) if body is not None else text
 
@@ -54,7 +53,7 @@ def wait_ready() -> None:
             return True
         return False
 
-    assert eventually(answers, _START_S), "the indexer does not answer"
+    assert eventually(answers), "the indexer does not answer"
 
 
 def reach(tokens: list[int], block_tokens: int) -> dict[str, dict[str, int]]:

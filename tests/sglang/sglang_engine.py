@@ -20,14 +20,11 @@ from unittest.mock import patch
 
 import pytest
 
+from eventually import PATIENCE_S
 from sglang_model import RankArguments, Spec, write_config
 
 if shutil.which("g++") is None or not Path("/usr/include/openssl/sha.h").exists():
     pytest.skip("SGLang's hashes need g++ and the headers of libssl-dev", allow_module_level=True)
-
-_ANSWER_S = 900.0
-_STOP_S = 30.0
-_PATIENT_S = 30.0
 
 _context = multiprocessing.get_context("forkserver")
 
@@ -60,7 +57,7 @@ class SglangEngine:
             self._ranks.append((process, here))
         try:
             self._answers()
-        except AssertionError:
+        except (AssertionError, EOFError):
             self.close()
             raise
 
@@ -100,10 +97,10 @@ class SglangEngine:
         with suppress(OSError):
             self.send("close")
             for _, pipe in self._ranks:
-                pipe.poll(_STOP_S)
+                pipe.poll(PATIENCE_S)
         for process, pipe in self._ranks:
             pipe.close()
-            process.join(_STOP_S)
+            process.join(PATIENCE_S)
             process.kill()
             process.join()
         self.folder.cleanup()
@@ -111,7 +108,6 @@ class SglangEngine:
     def _answers(self) -> list[Any]:
         answers = []
         for _, pipe in self._ranks:
-            assert pipe.poll(_ANSWER_S), f"no answer; the log:\n{self.log}"
             error, answer = pipe.recv()
             assert not error, f"{error}\n{self.log}"
             answers.append(answer)
@@ -179,7 +175,7 @@ def _wait_long(arguments: RankArguments) -> None:
     if Path(arguments.extra["socket"]).exists() and "change" not in arguments.extra:
         from pagetier.client.engines.sglang.engine import served_engine
 
-        patch.object(served_engine, "_ATTACH_S", _PATIENT_S).start()
+        patch.object(served_engine, "_ATTACH_S", PATIENCE_S).start()
 
 
 def _target(arguments: RankArguments) -> Any:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any
 
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 
+from eventually import PATIENCE_S
 from sglang_model import AnyPrompt, Spec
 from sglang_pools import Pools
 from sglang_requests import key_of
-
-_WAIT_S: Final = 60.0
 
 
 class Faults:
@@ -33,7 +32,7 @@ class Faults:
     def drop(self, pool: str) -> bool:
         """Drops the stored pages of one pool from memory and disk, and returns whether none is left."""
         client, groups = self.served()
-        return bool(client.flush(groups[pool].cache.namespace, _WAIT_S))
+        return bool(client.flush(groups[pool].cache.namespace, PATIENCE_S))
 
     def drop_of(self, rank: int, pool: str) -> bool:
         """Drops the stored pages that one rank has of a pool, and returns whether this one did so."""

@@ -15,16 +15,14 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 
 import sglang_host_copies
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from sglang_host_rows import HostRows
 from sglang_model import AnyPrompt, RankArguments, Restored, place_of
 from sglang_pools import SLOTS
 from sglang_rank import Rank
 from sglang_requests import key_of, request_of
 
-_WAIT_S: Final = 60.0
 _NUMBERS: Final = itertools.count()  # of requests
-_TIMEOUT_S: Final = 20.0  # for a busy machine; timeouts have tests of their own
 
 
 class HostRank(Rank):
@@ -219,7 +217,7 @@ class HostRank(Rank):
                 self.cache.check_hicache_events()
             return result
 
-        return eventually(is_over, _WAIT_S)
+        return eventually(is_over)
 
     def _door_flags(self, extra: dict[str, Any]) -> dict[str, Any]:
         config = {
@@ -228,7 +226,7 @@ class HostRank(Rank):
             "class_name": "PagetierStorage",
             "interface_v1": 1,
             "prefetch_threshold": 1,
-            "timeout": _TIMEOUT_S,
+            "timeout": PATIENCE_S,  # timeouts have tests of their own
             **{name: value for name, value in extra.items() if name != "flush"},
         }
         return {

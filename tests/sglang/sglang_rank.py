@@ -34,7 +34,6 @@ from sglang_pools import SLOTS, Pools
 from sglang_requests import key_of, request_of
 from sglang_sessions import Sessions
 
-_WAIT_S: Final = 60.0
 _NUMBERS: Final = itertools.count()  # of requests
 
 
@@ -214,7 +213,7 @@ class Rank(Faults, Sessions):
 
     def pending(self) -> int:
         """Waits until no offload is in progress."""
-        eventually(lambda: not self.poll(), _WAIT_S)
+        eventually(lambda: not self.poll())
         return len(self.linker.pending_offloads)
 
     def close(self) -> None:

@@ -7,14 +7,13 @@ from typing import Final
 import pytest
 
 from disk_daemon import DiskDaemon
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from sglang_engine import SglangEngine
 from sglang_model import Restored, Spec, computed, whole
 
 pytest_plugins = ("sglang_daemon",)
 PAGES: Final = 8
 OTHERS: Final = range(10, 18)  # fill 1,024 slots and all recurrent states
-_WAIT_S: Final = 60.0
 
 
 def pins(daemon: DiskDaemon) -> int:
@@ -77,7 +76,7 @@ def test_a_load_without_room_is_computed_and_works_later(daemon: DiskDaemon, kin
         for number in OTHERS:
             engine.lock(number, PAGES)
         assert engine.restore(1, PAGES) == [Restored(128, 0, equal=False, failed=False)]
-        assert eventually(lambda: not any(engine.poll()) and not pins(daemon), _WAIT_S), "SGLang did not load them"
+        assert eventually(lambda: not any(engine.poll()) and not pins(daemon)), "SGLang did not load them"
         engine.unlock()
         (result,) = engine.restore(1, PAGES)
         assert result.equal and result.loaded == 128
@@ -100,7 +99,7 @@ def test_a_load_that_is_refused_frees_its_slots(daemon: DiskDaemon, kind: str) -
 @pytest.mark.parametrize("kind", ["mha", "swa", "mamba"])
 def test_a_prefetch_that_is_cancelled_releases_its_memory(daemon: DiskDaemon, kind: str) -> None:
     spec = Spec(kind, 16, layout="page_first")
-    with SglangEngine(spec, daemon.socket, timeout=30.0) as engine:
+    with SglangEngine(spec, daemon.socket, timeout=PATIENCE_S) as engine:
         store_on_disk_only(engine, daemon)
         with daemon.stopped_worker():
             assert engine.prefetch("cancelled", 1, PAGES) == [128]
@@ -118,4 +117,4 @@ def test_a_prefetch_that_comes_too_late_releases_its_memory(daemon: DiskDaemon, 
         with daemon.stopped_worker():
             assert engine.restore(1, PAGES) == computed(spec)
             assert_nothing_is_used(engine, daemon)
-        assert eventually(lambda: engine.restore(1, PAGES) == whole(spec, PAGES), _WAIT_S)
+        assert eventually(lambda: engine.restore(1, PAGES) == whole(spec, PAGES))

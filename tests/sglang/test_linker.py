@@ -17,7 +17,6 @@ SPECS = [
     Spec(kind, page, ranks=ranks) for kind in ("mha", "mla", "swa", "mamba") for page in (1, 16, 64) for ranks in (1, 2)
 ]
 _PAGES = {1: 96, 16: 10, 64: 6}
-_WAIT_S = 60.0
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
@@ -126,7 +125,7 @@ def test_pages_on_disk_are_read_for_the_next_lookup(request: pytest.FixtureReque
         daemon.flush("memory")
         engine.reset()
         assert engine.restore(1, 4) == computed(spec)
-        assert eventually(lambda: engine.restore(1, 4) == whole(spec, 4), _WAIT_S)
+        assert eventually(lambda: engine.restore(1, 4) == whole(spec, 4))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -139,13 +138,13 @@ def test_pages_that_are_computed_faster_are_not_read_and_counted(daemon: DiskDae
             _drop_from_memory(daemon, engine)
             engine.reset()
             assert engine.restore(1, 4) == computed(spec)
-            assert eventually(lambda: engine.restore(1, 4) == whole(spec, 4), _WAIT_S)
+            assert eventually(lambda: engine.restore(1, 4) == whole(spec, 4))
         assert not _slower_tokens(daemon)
         engine.computes_at_once()
         _drop_from_memory(daemon, engine)
         engine.reset()
         assert engine.restore(1, 4) == computed(spec)
-        assert eventually(lambda: engine.poll() and _slower_tokens(daemon) == tokens, _WAIT_S)
+        assert eventually(lambda: engine.poll() and _slower_tokens(daemon) == tokens)
 
 
 def _drop_from_memory(daemon: DiskDaemon, engine: SglangEngine) -> None:
@@ -156,7 +155,7 @@ def _drop_from_memory(daemon: DiskDaemon, engine: SglangEngine) -> None:
         daemon.flush("memory")
         return not daemon.header().used_frames
 
-    assert eventually(is_empty, _WAIT_S), daemon.header()
+    assert eventually(is_empty), daemon.header()
 
 
 def test_nothing_is_read_from_a_disk_that_a_setting_excludes(daemon: DiskDaemon) -> None:
@@ -184,7 +183,7 @@ def test_pins_end_with_their_lease(daemon: DiskDaemon, kind: str, ranks: int) ->
         engine.reset()
         assert engine.match_only("waiting", 1, 8) == [128] * ranks
         assert sum(record.pins for record in daemon.slots()) >= 8 * ranks
-        assert eventually(lambda: not any(engine.poll()) and not sum(record.pins for record in daemon.slots()), _WAIT_S)
+        assert eventually(lambda: not any(engine.poll()) and not sum(record.pins for record in daemon.slots()))
         assert engine.load_matched("waiting") == whole(spec, 8), "the pages are still there"
 
 
@@ -196,7 +195,7 @@ def test_pages_that_are_gone_after_their_lease_are_computed(daemon: DiskDaemon, 
         engine.insert(1, 8)
         engine.reset()
         engine.match_only("waiting", 1, 8)
-        assert eventually(lambda: not any(engine.poll()) and not sum(record.pins for record in daemon.slots()), _WAIT_S)
+        assert eventually(lambda: not any(engine.poll()) and not sum(record.pins for record in daemon.slots()))
         daemon.drop_all_pages()
         if stored_again:
             with SglangEngine(spec, daemon.socket) as other:

@@ -16,7 +16,6 @@ from sglang_model import Restored, Spec, computed, whole, write_config
 
 pytest_plugins = ("sglang_daemon",)
 PAGES = 4
-_WAIT_S = 60.0
 _DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
 
 
@@ -42,7 +41,7 @@ def test_the_rows_of_a_prompt_are_loaded_and_nothing_else_changes(daemon: DiskDa
         daemon.flush("memory")
         other.reset()
         assert other.restore(1, PAGES) == computed(spec), "it is read for the next lookup"
-        assert eventually(lambda: other.restore(1, PAGES) == whole(spec, PAGES), _WAIT_S)
+        assert eventually(lambda: other.restore(1, PAGES) == whole(spec, PAGES))
         assert "Traceback" not in other.log
 
 
@@ -134,7 +133,7 @@ def test_formats_of_one_size_have_other_pages(daemon: DiskDaemon, setting: str) 
     with SglangEngine(spec, daemon.socket) as engine:
         engine.insert(1, PAGES)
     with SglangEngine(spec, daemon.socket, change=setting) as engine:
-        assert eventually(lambda: "pagetier attached to" in engine.log, _WAIT_S), engine.log
+        assert eventually(lambda: "pagetier attached to" in engine.log), engine.log
         assert engine.restore(1, PAGES) == computed(spec)
 
 
@@ -146,7 +145,7 @@ def test_states_of_one_size_and_another_form_are_other_pages(daemon: DiskDaemon,
     with SglangEngine(spec, daemon.socket) as engine:
         engine.insert(1, PAGES)
     with SglangEngine(spec, daemon.socket, change=setting) as engine:
-        assert eventually(lambda: "pagetier attached to" in engine.log, _WAIT_S), engine.log
+        assert eventually(lambda: "pagetier attached to" in engine.log), engine.log
         assert engine.restore(1, PAGES) == computed(spec)
 
 
@@ -156,7 +155,7 @@ def test_index_keys_in_fp4_and_fp8_are_other_pages(daemon: DiskDaemon, layout: s
     with SglangEngine(spec, daemon.socket) as engine:
         engine.insert(1, PAGES)
     with SglangEngine(spec, daemon.socket, flags={"enable_deepseek_v4_fp4_indexer": True}) as engine:
-        assert eventually(lambda: "pagetier attached to" in engine.log, _WAIT_S), engine.log
+        assert eventually(lambda: "pagetier attached to" in engine.log), engine.log
         assert engine.restore(1, PAGES) == computed(spec)
         engine.insert(2, PAGES)
         engine.reset()

@@ -20,7 +20,6 @@ pytest_plugins = ("sglang_daemon",)
 PAGES = 8
 ROOM = {"dsa": "3MiB", "dsa-fp8": "6MiB", "dsv4": "24MiB"}
 """Memory for about a half of six prompts, or fewer."""
-_WAIT_S = 60.0
 PIPELINE = PIPELINES.hicache[0]
 SPARSE = Spec("dsa", 64, ranks=2, stages=2, layout="page_first")
 
@@ -73,7 +72,7 @@ def test_a_page_counts_only_if_all_stages_have_it(daemon: DiskDaemon, spec: Spec
         engine.reset()
         assert agreed(engine.restore(1, PAGES)).loaded == PAGES * spec.page
         engine.reset()
-        assert eventually(lambda: any(engine.drop_of_stage(stage, "kv")), _WAIT_S), "pages on their way to disk stay"
+        assert eventually(lambda: any(engine.drop_of_stage(stage, "kv"))), "pages on their way to disk stay"
         assert agreed(engine.restore(1, PAGES)).loaded == 0
         engine.insert(1, PAGES)
         engine.reset()
@@ -150,7 +149,7 @@ def test_stages_without_a_daemon_agree(number: signal.Signals) -> None:
             daemon.start()
         else:
             daemon.signal(signal.SIGCONT)
-        assert eventually(lambda: engine.reset() and engine.restore(1, PAGES) == whole(PIPELINE, PAGES), _WAIT_S)
+        assert eventually(lambda: engine.reset() and engine.restore(1, PAGES) == whole(PIPELINE, PAGES))
         assert not any(engine.leaked()) and "Traceback" not in engine.log, engine.log
 
 
@@ -259,7 +258,7 @@ def test_each_rank_loads_its_own_tokens_or_layers(daemon: DiskDaemon, spec: Spec
         daemon.save()
         daemon.flush("memory")
         other.reset()
-        assert eventually(lambda: other.restore(1, PAGES) == whole(spec, PAGES), _WAIT_S)
+        assert eventually(lambda: other.restore(1, PAGES) == whole(spec, PAGES))
 
 
 @pytest.mark.parametrize("spec", [TOKENS.linker[0], LAYERS.linker[0]], ids=lambda spec: spec.name)
@@ -268,7 +267,7 @@ def test_a_page_counts_only_if_all_ranks_have_their_share(daemon: DiskDaemon, sp
     with SglangEngine(spec, daemon.socket) as engine:
         engine.insert(1, PAGES)
         engine.reset()
-        assert eventually(lambda: any(engine.drop_of(number, "kv")), _WAIT_S), "pages on their way to disk stay"
+        assert eventually(lambda: any(engine.drop_of(number, "kv"))), "pages on their way to disk stay"
         assert engine.restore(1, PAGES) == computed(spec)
         engine.insert(1, PAGES)
         engine.reset()

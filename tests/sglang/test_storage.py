@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from disk_daemon import DiskDaemon
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from pagetier.client.engines.sglang.pools.host_pools import RIDES
 from running_daemon import RunningDaemon
 from sglang_engine import SglangEngine
@@ -30,7 +30,6 @@ DRAFTS = [
     Spec(kind, 16, ranks=2, layout=layout, draft="packed") for kind in ("mha", "mla") for layout in OF_KINDS[kind]
 ] + [Spec(kind, page, layout="page_first", draft="packed") for kind, page in (("dsa", 64), ("dsv4", 256))]
 _PAGES = {1: 96, 16: 10, 64: 6, 256: 4}
-_WAIT_S = 60.0
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
@@ -59,7 +58,7 @@ def test_packed_layers_of_a_draft_are_a_part_of_the_pages(daemon: DiskDaemon, sp
         engine.reset_with_host()
         assert engine.restore(1, pages) == whole(spec, pages)
         assert not any(engine.leaked()) and "Traceback" not in engine.log, engine.log
-    with SglangEngine(spec, daemon.socket, timeout=30.0) as other:
+    with SglangEngine(spec, daemon.socket, timeout=PATIENCE_S) as other:
         assert other.restore(2, pages) == whole(spec, pages)
         daemon.save()
         daemon.flush("memory")
@@ -75,7 +74,7 @@ def test_index_keys_of_another_format_are_other_pages(daemon: DiskDaemon) -> Non
         engine.reset()
         assert engine.restore(1, 4) == whole(spec, 4)
     with SglangEngine(spec, daemon.socket, change="index_kpool") as engine:
-        assert eventually(lambda: "pagetier attached to" in engine.log, _WAIT_S), engine.log
+        assert eventually(lambda: "pagetier attached to" in engine.log), engine.log
         assert engine.restore(1, 4) == computed(spec)
     linker = msgspec.structs.replace(spec, layout="")
     with SglangEngine(linker, daemon.socket) as engine:
@@ -171,7 +170,7 @@ def test_a_prefix_without_its_window_is_not_restored(daemon: DiskDaemon) -> None
 )
 def test_pages_come_from_disk(request: pytest.FixtureRequest, kind: str, fixture: str) -> None:
     spec, daemon = Spec(kind, 128, heads=8, ranks=2, layout="page_first"), request.getfixturevalue(fixture)
-    with SglangEngine(spec, daemon.socket, timeout=30.0) as engine:
+    with SglangEngine(spec, daemon.socket, timeout=PATIENCE_S) as engine:
         engine.insert(1, 6)
         daemon.save()
         assert daemon.compresses == (fixture == "compressing")
@@ -182,7 +181,7 @@ def test_pages_come_from_disk(request: pytest.FixtureRequest, kind: str, fixture
 
 def test_pages_on_a_disk_that_a_setting_excludes_are_computed(daemon: DiskDaemon) -> None:
     spec = Spec("mha", 128, heads=8, layout="page_first")
-    with SglangEngine(spec, daemon.socket, timeout=30.0, load="disk=never") as engine:
+    with SglangEngine(spec, daemon.socket, timeout=PATIENCE_S, load="disk=never") as engine:
         engine.insert(1, 6)
         daemon.save()
         daemon.flush("memory")
@@ -246,7 +245,7 @@ def test_a_daemon_that_ends_or_hangs_costs_pages_only(kind: str, step: str, numb
             daemon.start()
         else:
             daemon.signal(signal.SIGCONT)
-        assert eventually(lambda: engine.reset() and engine.restore(1, 8) == whole(spec, 8), _WAIT_S)
+        assert eventually(lambda: engine.reset() and engine.restore(1, 8) == whole(spec, 8))
 
 
 @pytest.mark.parametrize("kind", ["mha", "swa", "mamba"])
