@@ -145,7 +145,7 @@ def test_waiting_ends_at_the_timeout_and_may_be_repeated(
     daemon: FakeDiskDaemon, client: Client, standing_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     never_block(monkeypatch)
-    prefetch = client.prefetch(prompt(0, 3), timeout=60)
+    prefetch = client.prefetch(prompt(0, 3), timeout=PATIENCE_S)
     standing_clock.is_stuck = in_main_thread
     for timeout in (0, -1, float("nan"), 0.2, 3600.0):
         began = standing_clock.now
@@ -173,7 +173,7 @@ def test_without_a_daemon_a_prefetch_is_ready_at_once(daemon: FakeDiskDaemon, cl
 
 @pytest.mark.parametrize("how", ["closed", "hung up"])
 def test_a_prefetch_ends_with_the_connection(daemon: FakeDiskDaemon, client: Client, how: str) -> None:
-    prefetch = client.prefetch(prompt(0, 3), timeout=60)
+    prefetch = client.prefetch(prompt(0, 3), timeout=PATIENCE_S)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(prefetch.wait, 60)
         daemon.next_fetch()
@@ -194,7 +194,7 @@ def test_a_dropped_prefetch_is_forgotten_when_it_is_answered(daemon: FakeDiskDae
 
 
 def test_a_prefetch_is_ready_in_a_forked_child(daemon: FakeDiskDaemon, client: Client) -> None:
-    asked, answered = client.prefetch(prompt(0, 3), timeout=60), client.prefetch(prompt(0, 3))
+    asked, answered = client.prefetch(prompt(0, 3), timeout=PATIENCE_S), client.prefetch(prompt(0, 3))
     daemon.next_fetch()
     answer(*daemon.next_fetch())
     assert answered.wait(PATIENCE_S) == 3
@@ -213,9 +213,9 @@ def test_threads_get_the_responses_to_their_own_requests(daemon: FakeDiskDaemon,
     def work(thread: int) -> None:
         for at in range(60):
             pages = 1 + (thread + at) % 7
-            prefetch = client.prefetch(prompt(thread, pages), timeout=60)
+            prefetch = client.prefetch(prompt(thread, pages), timeout=PATIENCE_S)
             if at % 3 == 0:
-                assert client.reserve(prompt(500 + thread, 1), 8, timeout=60).publish().refused == 0
+                assert client.reserve(prompt(500 + thread, 1), 8, timeout=PATIENCE_S).publish().refused == 0
                 continue
             assert at % 3 == 2 or eventually(partial(ready, prefetch), 60)
             assert prefetch.wait(60) == pages
@@ -261,13 +261,13 @@ def test_a_daemon_past_its_time_limit_gets_no_prefetch_until_it_answers(
 ) -> None:
     late = client.prefetch(prompt(0, 3), timeout=HOUR_S)
     standing_clock.passes(HOUR_S + 0.9 * RESPONSE_S)
-    assert not client.prefetch(prompt(3, 3), timeout=60).ready, "the daemon is not late yet"
+    assert not client.prefetch(prompt(3, 3), timeout=PATIENCE_S).ready, "the daemon is not late yet"
     standing_clock.passes(0.2 * RESPONSE_S)
-    other = client.prefetch(prompt(1, 3), timeout=60)
+    other = client.prefetch(prompt(1, 3), timeout=PATIENCE_S)
     assert other.ready and other.wait(60) == 0
     assert not late.ready
     assert store(client, prompt(2, 2), PAGE).stored == 2, "the daemon answers again"
-    again = client.prefetch(prompt(1, 3), timeout=60)
+    again = client.prefetch(prompt(1, 3), timeout=PATIENCE_S)
     assert not again.ready, "the daemon has answered since"
     answer(*daemon.next_fetch())
     assert late.wait(PATIENCE_S) == 3
@@ -279,5 +279,5 @@ def test_a_daemon_that_answers_no_store_gets_no_prefetch(
     never_block(monkeypatch)
     daemon.hangs, standing_clock.is_stuck = True, in_main_thread
     assert store(client, prompt(0, 2), PAGE, timeout=HOUR_S).refused == 2
-    prefetch = client.prefetch(prompt(0, 3), timeout=60)
+    prefetch = client.prefetch(prompt(0, 3), timeout=PATIENCE_S)
     assert prefetch.ready and prefetch.wait(60) == 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from fleet_host import OPEN_S, FleetHost, keys_of, pages_of
 from fleet_questions import hit_in_fleet, located
 from hanging_s3 import HangingS3, hanging_s3
@@ -80,7 +80,7 @@ def test_a_daemon_stops_while_all_requests_hang(server: HangingS3) -> None:
         server.hangs, server.object_bytes = frozenset({"PUT", "GET"}), HEADER_BYTES + SIZE
         hit = hit_in_fleet(host.client, keys_of("read", 4), OPEN_S)
         assert hit is not None and len(hit.keys) == 4 * KEY_BYTES
-        _prefetch = host.client.prefetch(hit, timeout=60.0)
+        _prefetch = host.client.prefetch(hit, timeout=PATIENCE_S)
         assert eventually(lambda: "GET" in server.hung, OPEN_S)
         server.hangs |= {"HEAD"}
         _question = located(host.client, keys_of("ask", 4))

@@ -110,7 +110,7 @@ def test_pages_that_are_computed_faster_are_not_promised_and_counted(daemon: Dis
 
 def test_nothing_is_loaded_from_a_disk_that_a_setting_excludes(daemon: DiskDaemon) -> None:
     tensors, tokens = np.ones((2, LAYERS, BLOCKS, TOKENS, 2, 8), np.uint16), PAGES * TOKENS
-    with daemon.client(timeout=10.0) as client:
+    with daemon.client(timeout=PATIENCE_S) as client:
         pages = pages_of(client, tensors, load="disk=never")
         assert all(pages.store(FULL, HASHES, SLOTS, None))
         assert pages.count(HASHES, None) == PAGES

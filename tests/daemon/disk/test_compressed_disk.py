@@ -10,6 +10,7 @@ import numpy as np
 
 from disk_daemon import FRAME, FRAMES, DiskDaemon
 from disk_stores import settings_of
+from eventually import PATIENCE_S
 from kv_pages import kv_page
 from pagetier.client import Client, Keys, Namespace
 from pagetier.daemon.stats.size_advice import effective_frames
@@ -50,7 +51,7 @@ def found_exact(daemon: DiskDaemon, client: Client, batch: int) -> int:
     """Returns how many pages of a batch are found. Asserts that their bytes are right."""
     out = np.zeros((BATCH, FRAME), np.uint8)
     with client.match(pages_of(batch, BATCH)) as match:
-        loaded = client.load(match, out, timeout=60)
+        loaded = client.load(match, out, timeout=PATIENCE_S)
     for at in range(loaded):
         assert out[at].tobytes() == page(batch * BATCH + at), daemon.reported()
     return loaded
