@@ -12,6 +12,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from eventually import PATIENCE_S
 from leaving_out import small_daemon, until_left_out, use_all_that_return
 from pagetier.client import Client
 from pagetier.client.engines.vllm import worker as half
@@ -93,6 +94,19 @@ def test_no_copy_touches_a_cache_that_sleeps(client: Client) -> None:
     worker.load([load])
     assert not ends(worker).failed
     assert same(cache.page(BLOCKS_TO_LOAD[0]), cache.page(BLOCKS_TO_STORE[0]))
+
+
+def test_an_engine_that_is_put_to_sleep_waits_thirty_seconds_for_copies(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/vllm.md says."""
+    worker, waited = worker_of(client, heads_first(), salt=token_hex(8)), list[float]()
+    copier = worker.rank_groups[0].copier
+    ends = copier.close
+    monkeypatch.setattr(type(copier), "close", lambda _, seconds: waited.append(seconds))
+    assert not worker.suspend() and waited == [30.0]
+    monkeypatch.undo()
+    assert ends(PATIENCE_S)
 
 
 def test_a_rank_executes_the_commands_for_its_own_layers(client: Client) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,7 +22,7 @@ from pagetier.shm._core import KEY_BYTES, ReserveOutcome, page_requests
 from pagetier.shm.protocol import Reserve, Reserved, Space
 from pagetier.shm.segments import Segments
 from pagetier.tiers.base import FleetState
-from pagetier.tiers.worker_protocol import Command, FleetOpened, FleetReport, GetState, Write
+from pagetier.tiers.worker_protocol import Command, FleetOpened, FleetReport, GetState, HasRead, Write
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 STATE = FleetState(url="file:///pages")
@@ -90,6 +91,19 @@ async def test_a_worker_has_time_to_open_its_fleet(segments: Segments, monkeypat
     assert not fleet.replaced
     await fleet.lives(0.1)
     assert fleet.replaced == ["did not answer and was killed"]
+
+
+async def test_a_page_that_cannot_be_read_is_absent_for_ten_seconds(
+    segments: Segments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/fleet.md says: the store may claim that it has it."""
+    fleet, key = Fleet(segments, monkeypatch), bytes(KEY_BYTES)
+    monkeypatch.setattr(fleet.tier._reads, "end_pages", lambda *_: SimpleNamespace(nbytes=0, read=0, unread=1))
+    fleet.tier.hear(FleetOpened(STATE))
+    fleet.tier.hear(HasRead(0, 0, bytes(1), key, ""))
+    began = loop_clock.now()
+    absent = fleet.tier.questions.absent
+    assert absent.has(key, began + 9.9) and not absent.has(key, began + 10.1)
 
 
 async def test_a_worker_that_loses_a_command_is_replaced(segments: Segments, monkeypatch: pytest.MonkeyPatch) -> None:

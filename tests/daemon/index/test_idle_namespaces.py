@@ -53,6 +53,11 @@ def full(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Runni
         yield daemon, client
 
 
+def test_a_namespace_is_idle_after_ten_minutes() -> None:
+    """As docs/contract.md says. The other tests have a time of their own."""
+    assert IndexOptions().namespace_idle == 600.0
+
+
 @pytest.mark.parametrize("full", [IDLE], indirect=True)
 def test_an_idle_namespace_makes_room_for_a_new_one(full: tuple[RunningDaemon, Client], tmp_path: Path) -> None:
     """Regression: after a thousand updates of weights, no new namespace was stored until an administrator flushed."""
