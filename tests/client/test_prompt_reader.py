@@ -55,11 +55,11 @@ def assert_nothing_requested(daemon: FakeDiskDaemon, client: Client) -> None:
 
 
 def measured(*, token_s: float, read_s: float, just_read: bool) -> LoadOrCompute:
-    """Returns a rule that knows what a token and a read take, and whether the last read was long ago."""
+    """Returns a rule that knows what a token and a read take. No probe is due if the disk was just read."""
     rule, now = LoadOrCompute(), clock.now()
     for _ in range(8):
         rule.computed(TOKENS, 0.0, TOKENS * token_s)
-        began = now - read_s if just_read else now - read_s - 3600
+        began = now + 3600 if just_read else now - read_s - 3600
         rule.ended(rule.sent(LoadTier.DISK, 7 * TOKENS, PATIENCE_S, began), 1.0, began + read_s)
     return rule
 
