@@ -245,8 +245,8 @@ MODELS: Final = {
     "falcon_h1": MarketModel("Falcon-H1", _HYBRID, falcon_h1, 256, _SHORT_STEPS),
     "nemotron_h": MarketModel("Nemotron-H", _HYBRID, nemotron_h, 256, _SHORT_STEPS),
     "mamba2": MarketModel("Mamba 2", "recurrent states", mamba2, 256, {**_SHORT_STEPS, "enable_prefix_caching": True}),
-    "deepseek_v3": MarketModel("DeepSeek V3", "latents", deepseek_v3, 416, extra=_ALWAYS),
-    "glm4_moe_lite": MarketModel("GLM-4.7-Flash", "latents", glm4_moe_lite, 416, extra=_ALWAYS),
+    "deepseek_v3": MarketModel("DeepSeek V3", "latents", deepseek_v3, 432, extra=_ALWAYS),
+    "glm4_moe_lite": MarketModel("GLM-4.7-Flash", "latents", glm4_moe_lite, 432, extra=_ALWAYS),
 }
 """By the names of their architectures."""
 
