@@ -60,7 +60,7 @@ PIPELINES: Final = Division(
 
 DRAFTS: Final = tuple(
     Spec(kind, page, ranks=ranks, stages=2, layout="page_first", draft="packed")
-    for kind, page, ranks in (("mha", 16, 1), ("mla", 16, 1), ("dsa", 64, 2), ("dsv4", 256, 2))
+    for kind, page, ranks in (("mha", 16, 1), ("mla", 16, 1), ("dsa", 64, 2), ("dsa-fp8", 64, 2), ("dsv4", 256, 2))
 )
 """Pipelines with a draft, of which the last stage has all layers."""
 
@@ -98,8 +98,8 @@ NOT_IN_PIPELINES: Final = {
     "DeepSeek V4, if a stage has windows alone": (
         "a pipeline stage has no compressed layers: set SGLANG_PP_LAYER_PARTITION so that each stage has some"
     ),
-    "drafts other than EAGLE": (
-        "drafts other than EAGLE beside pipeline parallelism: leave --speculative-algorithm out"
+    "drafts other than EAGLE with MTP layers": (
+        "drafts other than EAGLE with MTP layers beside pipeline parallelism: leave --speculative-algorithm out"
     ),
 }
 """What is not cached in a pipeline, and the line of pagetier or the exception of SGLang that says so."""

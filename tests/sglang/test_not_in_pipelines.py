@@ -14,15 +14,22 @@ import sglang_imports  # noqa: F401  before SGLang
 import sglang_parallel
 from disk_daemon import DiskDaemon
 from sglang_engine import SglangEngine
-from sglang_model import Spec, computed
+from sglang_model import Spec, computed, write_config
 from sglang_parallel import NOT_IN_PIPELINES, PIPELINES
 
 pytest_plugins = ("sglang_daemon",)
 
 
-def test_a_draft_other_than_eagle_is_refused(daemon: DiskDaemon) -> None:
-    with SglangEngine(PIPELINES.hicache[0], daemon.socket, flags={"speculative_algorithm": "DSPARK"}) as engine:
-        assert NOT_IN_PIPELINES["drafts other than EAGLE"] in engine.log, engine.log
+@pytest.mark.parametrize("algorithm", ["DSPARK", "EAGLE"])
+def test_a_draft_without_mtp_layers_is_refused_in_each_stage(
+    daemon: DiskDaemon, tmp_path: Path, algorithm: str
+) -> None:
+    """The pools of a draft model of its own are in the last stage only; the others have to store nothing."""
+    spec = PIPELINES.hicache[0]
+    flags = {"speculative_algorithm": algorithm, "speculative_draft_model_path": str(write_config(tmp_path, spec))}
+    with SglangEngine(spec, daemon.socket, flags=flags) as engine:
+        line = NOT_IN_PIPELINES["drafts other than EAGLE with MTP layers"]
+        assert engine.log.count(f"pagetier caches nothing: {line}") == spec.processes, engine.log
 
 
 def test_pools_that_are_not_known_are_refused_in_each_stage(daemon: DiskDaemon) -> None:

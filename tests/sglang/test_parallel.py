@@ -98,7 +98,7 @@ def test_all_stages_load_what_the_one_with_the_fewest_pages_has(
     ("spec", "prompts", "memory"),
     [
         (PIPELINE, 12, "4MiB"),
-        *((spec, 6, ROOM[spec.kind]) for spec in (*PIPELINES.hicache[-3:], DRAFTS[2])),
+        *((spec, 6, ROOM[spec.kind]) for spec in (*PIPELINES.hicache[-3:], *DRAFTS[2:])),
     ],
     ids=lambda one: one.name if isinstance(one, Spec) else "",
 )

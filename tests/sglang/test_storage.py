@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ from eventually import PATIENCE_S, eventually
 from pagetier.client.engines.sglang.pools.host_pools import RIDES
 from running_daemon import RunningDaemon
 from sglang_engine import SglangEngine
-from sglang_model import Spec, computed, whole
+from sglang_model import Spec, computed, whole, write_config
 
 pytest_plugins = ("sglang_daemon",)
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
@@ -64,6 +65,16 @@ def test_packed_layers_of_a_draft_are_a_part_of_the_pages(daemon: DiskDaemon, sp
         daemon.flush("memory")
         other.reset_with_host()
         assert other.restore(1, pages) == whole(spec, pages)
+
+
+def test_a_draft_with_other_heads_is_refused(daemon: DiskDaemon, tmp_path: Path) -> None:
+    """Its layers would be divided among ranks as the heads of the model are."""
+    spec = Spec("mha", 16, heads=2, layout="page_first", draft="packed")
+    model, draft = (write_config(tmp_path / str(heads), msgspec.structs.replace(spec, heads=heads)) for heads in (2, 4))
+    flags = {"model_path": str(model), "speculative_draft_model_path": str(draft)}
+    with SglangEngine(spec, daemon.socket, flags=flags) as engine:
+        line = "HiCache with a draft model of other KV heads than the model's: use the linker"
+        assert line in engine.log, engine.log
 
 
 def test_index_keys_of_another_format_are_other_pages(daemon: DiskDaemon) -> None:

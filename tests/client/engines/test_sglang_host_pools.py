@@ -70,10 +70,11 @@ def described(pools: dict[str, Any]) -> tuple[tuple[DevicePool, ...], list[Paged
 
 
 def test_the_pages_of_deepseek_v32_fill_their_frames() -> None:
-    """SGLang has no other page size for it, so that there is nothing to advise."""
+    """SGLang has no other page size for it. Nothing would be advised for other models, either."""
+    other: Any = SimpleNamespace(hf_config=None)
     pools, paged = described(sparse("page_first", 61, 61))
     assert [own.page.nbytes for own in paged] == [61 * PAGE * (LATENT + KEY)]
-    assert ServedEngine(EngineFacts("0", None, None, None), pools, paged)._waste == ""
+    assert ServedEngine(EngineFacts("0", other, None, None), pools, paged)._waste == ""
 
 
 @pytest.mark.parametrize("keyed", [1, 3])

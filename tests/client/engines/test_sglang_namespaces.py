@@ -76,14 +76,16 @@ def test_plain_pools_need_no_format() -> None:
 
 
 def test_the_log_says_which_page_size_fills_frames() -> None:
-    def engine_of(page: int) -> ServedEngine:
+    def engine_of(page: int, topk: int | None = None) -> ServedEngine:
         group, paged = (
             SimpleNamespace(kind=FullAttention(page)),
             SimpleNamespace(page=SimpleNamespace(nbytes=page * 57344)),
         )
         state = SimpleNamespace(page=SimpleNamespace(nbytes=1 << 20))
         pools: Any = [SimpleNamespace(name="kv", group=group), SimpleNamespace(name="mamba", group=group)]
-        return ServedEngine(EngineFacts("0", None, None, None), pools, [paged, state])  # type: ignore[list-item]
+        model = SimpleNamespace(hf_config=SimpleNamespace(index_topk=topk))
+        return ServedEngine(EngineFacts("0", model, None, None), pools, [paged, state])  # type: ignore[list-item]
 
     assert engine_of(1)._waste == " that fill 5% of their frames: --page-size 128 fills 100%"
     assert engine_of(64)._waste == engine_of(128)._waste == ""
+    assert engine_of(1, topk=2048)._waste == "", "SGLang sets the pages of sparse attention itself"

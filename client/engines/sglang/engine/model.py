@@ -128,6 +128,22 @@ def heads_of(facts: EngineFacts) -> Callable[[str], int]:
     return heads
 
 
+def heads_with_draft(facts: EngineFacts) -> Callable[[str], int]:
+    """Returns a function as heads_of() does, for pools that have the layers of a draft model beside those of the model.
+
+    The function raises UnsupportedError if the draft has other heads: SGLang compares the bytes of each rank only.
+    """
+    own = heads_of(facts)
+    drafts = own if facts.draft is None else heads_of(msgspec.structs.replace(facts, model=facts.draft))
+
+    def heads(pool: str) -> int:
+        if own(pool) != drafts(pool):
+            raise UnsupportedError("HiCache with a draft model of other KV heads than the model's: use the linker")
+        return own(pool)
+
+    return heads
+
+
 def heads_shard() -> Shard:
     """Returns the share of the heads of attention that this rank has."""
     parallel = get_parallel()
@@ -181,19 +197,29 @@ def require_known(params: Any) -> None:
 def stage_of(facts: EngineFacts, config: Any) -> EngineFacts:
     """Returns the facts of one pipeline stage, whose pages have its layers only.
 
-    SGLang takes a page for one that is there if all stages have their pages of it. The last stage has all layers of a
-    draft model, as a part of its pages, and the others have none (eagle_worker_v2.py:1334).
+    SGLang takes a page for one that is there if all stages have their pages of it. The last stage has all MTP layers of
+    a draft, as a part of its pages, and the others have none (eagle_worker_v2.py:1334).
 
     Args:
         facts: Those of the model.
         config: SGLang's HiCacheStorageConfig.
 
     Raises:
-        UnsupportedError: Drafts other than EAGLE, which no test has in a pipeline.
+        UnsupportedError: Other drafts. All stages say so, though the last one alone has their pools.
     """
     if config.pp_size == 1:
         return facts
-    if (facts.server.speculative_algorithm or "EAGLE").upper() != "EAGLE":
-        raise UnsupportedError("drafts other than EAGLE beside pipeline parallelism: leave --speculative-algorithm out")
+    if not _has_packed_draft(facts):
+        raise UnsupportedError(
+            "drafts other than EAGLE with MTP layers beside pipeline parallelism: leave --speculative-algorithm out"
+        )
     layers = get_pp_indices(facts.model.num_hidden_layers, config.pp_rank, config.pp_size)
     return msgspec.structs.replace(facts, stage=(config.pp_rank, config.pp_size, *layers))
+
+
+def _has_packed_draft(facts: EngineFacts) -> bool:
+    """Returns whether SGLang packs the draft into the pools of the model (base_spec_worker.py:40), if there is one."""
+    algorithm, draft = facts.server.speculative_algorithm, facts.draft
+    if not algorithm:
+        return True
+    return algorithm.upper() == "EAGLE" and (draft is None or bool(draft.num_nextn_predict_layers))

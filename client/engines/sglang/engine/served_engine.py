@@ -68,6 +68,8 @@ class ServedEngine(msgspec.Struct, frozen=True, eq=False):
     @property
     def _waste(self) -> str:
         """What the log says of pages that fill less than three quarters of their frames, else ""."""
+        if getattr(self.facts.model.hf_config, "index_topk", None):  # SGLang sets the pages of sparse attention itself
+            return ""
         pairs = zip(self.pools, self.paged, strict=True)
         groups = [BlockGroup(pool.group.kind, own.page.nbytes) for pool, own in pairs if pool.name != STATE]
         if not (tokens := better_page_tokens(groups)):

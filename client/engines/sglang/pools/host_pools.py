@@ -52,13 +52,13 @@ def host_pools(pools: Mapping[str, Any], page: int, heads: Callable[[str], int])
     Args:
         pools: SGLang's host pools by the name of its PoolName.
         page: The number of tokens in a page.
-        heads: Returns the KV heads of the whole model in the layers of a pool.
+        heads: Returns the KV heads of the whole model in the layers of a pool with keys and values of heads.
 
     Returns:
         The pools.
 
     Raises:
-        UnsupportedError: A pool or its layout is not known.
+        UnsupportedError: A pool or its layout is not known, or by `heads`.
     """
     if type(pools[FULL]).__name__ == "LogicalHostPool":
         return _compressed_pools(pools, page)
@@ -68,7 +68,7 @@ def host_pools(pools: Mapping[str, Any], page: int, heads: Callable[[str], int])
         raise UnsupportedError(_UNKNOWN.format(", ".join(unknown)))
     names = sorted(pools, key=(FULL, WINDOW, STATE).index)
     return tuple(
-        _states(pools[name], page) if name == STATE else _attention(name, pools[name], heads(name)) for name in names
+        _states(pools[name], page) if name == STATE else _attention(name, pools[name], heads) for name in names
     )
 
 
@@ -149,14 +149,14 @@ def _latents(pool: Any) -> Layers:
     return [[("latent", view_of(layer))] for layer in layers_of(pool, pool.kv_buffer)]
 
 
-def _attention(name: str, pool: Any, heads: int) -> DevicePool:
+def _attention(name: str, pool: Any, heads: Callable[[str], int]) -> DevicePool:
     _require_layout(pool, tuple(_LAYERS))
     # How long the window is does not matter here: SGLang passes the pages of each window.
     kind = FullAttention(pool.page_size) if name == FULL else SlidingWindow(pool.page_size, pool.page_size)
     match type(pool).__name__:
         case "MHATokenToKVPoolHost":
             tensors = [layers_of(pool, buffer) for buffer in (pool.k_buffer, pool.v_buffer)]
-            group = CacheGroup(kv_caches=tensors, layout="separate_blocks", kind=kind, num_kv_heads=heads)
+            group = CacheGroup(kv_caches=tensors, layout="separate_blocks", kind=kind, num_kv_heads=heads(name))
         case "MLATokenToKVPoolHost":
             group = CacheGroup(kv_caches=cache_of(_latents(pool)), kind=kind, num_kv_heads={})
         case other:

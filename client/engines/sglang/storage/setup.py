@@ -10,8 +10,8 @@ from typing import Any
 from pagetier.client.engines.attachment_log import AttachmentLog
 from pagetier.client.engines.fleet_reads import FleetLimits
 from pagetier.client.engines.sglang.engine.model import (
-    heads_of,
     heads_shard,
+    heads_with_draft,
     stage_of,
     this_engine,
 )
@@ -58,7 +58,7 @@ def open_storage(config: Any, hosts: Mapping[str, Any]) -> StoragePages:
         raise UnsupportedError(
             "SGLang knows LoRA adapters by their paths only: use the linker for models with adapters"
         )
-    pools = host_pools(hosts, hosts[FULL].page_size, heads_of(facts))
+    pools = host_pools(hosts, hosts[FULL].page_size, heads_with_draft(facts))
     engine = ServedEngine(facts, pools, [paged_cache_of(pool.group, _shard(config, pool)) for pool in pools])
     attachment_log = AttachmentLog(log, settings.origin)
     number = config.pp_rank or config.attn_cp_rank or config.tp_rank
