@@ -19,9 +19,12 @@ from pagetier.shm._core import (
     WriteResult,
     WriteRule,
     located_pages,
+    pack_reserve,
     page_requests,
 )
-from pagetier.shm.page_rows import PAGE_ANSWERS, PAGES_TO_READ, PAGES_TO_WRITE, PageToWrite
+from pagetier.shm.message_codec import LENGTH
+from pagetier.shm.page_rows import PAGE_ANSWERS, PAGES_TO_READ, PAGES_TO_WRITE, PageAnswer, PageToWrite
+from pagetier.shm.reserve_frames import read_reserved
 
 
 def rows_of(*entries: int) -> bytes:
@@ -97,6 +100,16 @@ def rows(keys: bytes, size: int) -> bytes:
     return page_requests(keys, u64(*[size] * (len(keys) // KEY_BYTES)))
 
 
+def reserve_message(pages: bytes) -> bytes:
+    """Returns the request to reserve these rows of pages, by a writer of whole pages."""
+    return pack_reserve(1, bytes(KEY_BYTES), "", 0, 0, 0, 0, 1, pages, 0, None, 0, 0)
+
+
+def answers(reserved: tuple[Any, ...]) -> list[PageAnswer]:
+    """Returns what reserve() has answered for each page."""
+    return list(PAGE_ANSWERS.read(read_reserved(reserved[0][LENGTH.size :]).pages))
+
+
 def steps() -> st.SearchStrategy[tuple[str, tuple[Any, ...]]]:
     """Returns random calls of a faulty daemon."""
     devices = st.integers(0, 1)
@@ -146,12 +159,7 @@ def steps() -> st.SearchStrategy[tuple[str, tuple[Any, ...]]]:
             st.just("fetch"),
             st.tuples(st.just(u32(0, 0)), st.sampled_from([1, DAY_NS]), keys, st.sampled_from([u64(0, 0), u64(1, 3)])),
         ),
-        keys.map(
-            lambda k: (
-                "reserve",
-                (0, 0, 0, 1, DAY_NS, page_requests(k, u64(*[FRAME + len(k) % 3] * (len(k) // KEY_BYTES)))),
-            )
-        ),
+        keys.map(lambda k: ("reserve", (0, 0, DAY_NS, 0, reserve_message(rows(k, FRAME + len(k) % 3))))),
         st.tuples(st.just("evict"), st.tuples(st.integers(0, 8), st.integers(0, 9))),
         st.tuples(st.just("flush"), st.tuples(st.integers(-1, 3), st.integers(0, 5))),
         st.tuples(st.just("settle"), st.just(())),
@@ -166,8 +174,7 @@ def test_random_calls_leave_the_index_consistent(asked: list[tuple[str, tuple[An
     for name, arguments in asked:
         got = getattr(place.owner, name)(*arguments)
         if name in ("fetch", "reserve"):
-            pages = PAGES_TO_READ.read(got) if name == "fetch" else PAGE_ANSWERS.read(got.pages)
-            for page in pages:
+            for page in PAGES_TO_READ.read(got) if name == "fetch" else answers(got):
                 if page.outcome == ReserveOutcome.GRANTED and chance.random() < 0.7:
                     place.session.publish(u32(page.entry), u64(page.serial), 0)
                 elif page.outcome == ReserveOutcome.GRANTED and chance.random() < 0.7:
