@@ -15,6 +15,8 @@ import numpy as np
 from disk_setup import QuietScene, until
 from measure import Result, at_least, time_of
 from pagetier.client import Client, Keys, Namespace
+from pagetier.daemon.status.daemon_status import unpack
+from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm._core import KEY_BYTES
 
 MIB = 1 << 20
@@ -54,13 +56,18 @@ def _moved(folder: Path, content: mmap.mmap, limiter: Path, count: int) -> tuple
     environment = {"LD_PRELOAD": str(limiter), "BENCH_DEVICE_LIMIT": str(LIMIT)}
     with QuietScene(folder, *arena, *flags, **environment) as scene, scene.client() as client:
         until("disk", scene.disk_open)
-        until("all devices", lambda: scene.workers() == count)
+        until("all devices", lambda: _open_devices(scene) == count)
         keys = Keys(_SPACE, np.random.default_rng(7).bytes(KEY_BYTES * (TOTAL // PAGE)))
         _fill(client, keys, content)
         wrote = time_of(scene.ask_saved)
         scene.wait_until_nothing_is_saved()
         scene.flush("memory")
         return wrote, time_of(lambda: _read(client, keys))
+
+
+def _open_devices(scene: QuietScene) -> int:
+    with scene.observing() as (_, observer):
+        return sum(device.standing is Standing.OPEN for device in unpack(observer.status()).disk.devices)
 
 
 def _fill(client: Client, keys: Keys, content: mmap.mmap) -> None:

@@ -1,4 +1,7 @@
-"""A daemon with a disk for benchmarks, and the operations on it."""
+"""A daemon with a disk for benchmarks, and the operations on it.
+
+`bench/compare.py` runs this file with older commits, too: from pagetier it imports what they have in the same place.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,6 @@ from pathlib import Path
 import numpy as np
 
 from daemon_setup import Stage
-from pagetier.daemon.stats.snapshot import Snapshot
-from pagetier.daemon.stats.snapshot_reader import take_snapshot
-from pagetier.daemon.status.daemon_status import unpack
-from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm._core import IndexHeader, Observer
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import BUILD, Flush, Flushed, Observe, Save, Saved
@@ -32,7 +31,7 @@ class Scene(Stage):
 
     def ask_saved(self) -> None:
         """Writes everything to disk and syncs."""
-        with self._observing() as (link, _):
+        with self.observing() as (link, _):
             while True:
                 saved = link.ask(Save(1), 30)
                 assert isinstance(saved, Saved) and not saved.trouble, saved
@@ -53,35 +52,25 @@ class Scene(Stage):
 
     def flush(self, tier: str) -> None:
         """Drops everything from one tier."""
-        with self._observing() as (link, _):
+        with self.observing() as (link, _):
             flushed = link.ask(Flush(1, None, tier), 30)
             assert isinstance(flushed, Flushed) and not flushed.kept, flushed
 
     def header(self) -> IndexHeader:
         """Returns the counters of the index."""
-        with self._observing() as (_, observer):
+        with self.observing() as (_, observer):
             return observer.header()
-
-    def snapshot(self) -> Snapshot:
-        """Returns the snapshot that `pagetier stats` shows."""
-        with self._observing() as (_, observer):
-            return take_snapshot(observer)
 
     def loaded_bytes(self) -> int:
         """Returns the bytes that engines have loaded from memory."""
-        with self._observing() as (_, observer):
+        with self.observing() as (_, observer):
             return observer.counts().loaded_bytes
 
     def disk_open(self, pages: int = 0) -> bool:
         """Returns whether the disk tier is open, with at least `pages` pages."""
-        with self._observing() as (_, observer):
+        with self.observing() as (_, observer):
             text = observer.status() or b""
             return b'"standing":"open"' in text and observer.header().disk_pages >= pages
-
-    def workers(self) -> int:
-        """Returns the number of devices that are open."""
-        with self._observing() as (_, observer):
-            return sum(device.standing is Standing.OPEN for device in unpack(observer.status()).disk.devices)
 
     def drop_cache(self) -> None:
         """Drops the files from the kernel's page cache."""
@@ -92,7 +81,8 @@ class Scene(Stage):
             os.close(descriptor)
 
     @contextmanager
-    def _observing(self) -> Iterator[tuple[Link, Observer]]:
+    def observing(self) -> Iterator[tuple[Link, Observer]]:
+        """Attaches an observer for the duration of the context."""
         with closing(Link(self.socket, 10)) as link:
             yield link, observe_and_close(link.greet(Observe(BUILD), 10).descriptors)
 

@@ -37,24 +37,25 @@ class FleetScene(Stage):
 
     def flush(self) -> None:
         """Drops all pages from memory."""
-        with self._observing() as (link, _):
+        with self.observing() as (link, _):
             flushed = link.ask(Flush(1, None, "memory"), _CALL_S)
             assert isinstance(flushed, Flushed) and not flushed.kept, flushed
 
     def status(self) -> FleetStatus:
         """Returns the status of the fleet."""
-        with self._observing() as (_, observer):
+        with self.observing() as (_, observer):
             return take_snapshot(observer).fleet
 
     def worker_cpu(self) -> float:
         """Returns the CPU time of the fleet worker in seconds."""
-        with self._observing() as (_, observer):
+        with self.observing() as (_, observer):
             pid = next(slot.pid for slot in observer.attachments_with_pins() if slot.name == FLEET_WORKER)
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     @contextmanager
-    def _observing(self) -> Iterator[tuple[Link, Observer]]:
+    def observing(self) -> Iterator[tuple[Link, Observer]]:
+        """Attaches an observer for the duration of the context."""
         with closing(Link(self.socket, _CALL_S)) as link:
             yield link, observe_and_close(link.greet(Observe(BUILD), _CALL_S).descriptors)
 

@@ -24,6 +24,7 @@ from disk_setup import Scene, until
 from measure import Result, at_least, at_most, main
 from model_pages import BLOCKS, MODELS, Layout, chosen
 from pagetier.daemon.stats.snapshot import Snapshot
+from pagetier.daemon.stats.snapshot_reader import take_snapshot
 
 _MODELS: Final = os.environ.get("BENCH_MODELS", ",".join(MODELS)).split(",")
 _BLOCKS: Final = [int(block) for block in os.environ.get("BENCH_BLOCKS", ",".join(map(str, BLOCKS))).split(",")]
@@ -83,8 +84,14 @@ def _filled(names: Sequence[str], block: int) -> Snapshot:
             for _ in range(_ROUNDS):
                 _run([one for name in names for one in _replays(folder, scene.socket, name, layouts[name], share, ids)])
             scene.wait_quiet()
-            until("the status", lambda: _all_reported(scene.snapshot()), _PATIENCE_S)
-            return scene.snapshot()
+            until("the status", lambda: _all_reported(_snapshot(scene)), _PATIENCE_S)
+            return _snapshot(scene)
+
+
+def _snapshot(scene: Scene) -> Snapshot:
+    """Returns the snapshot that `pagetier stats` shows."""
+    with scene.observing() as (_, observer):
+        return take_snapshot(observer)
 
 
 def _all_reported(snapshot: Snapshot) -> bool:
