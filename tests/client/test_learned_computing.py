@@ -151,10 +151,22 @@ def test_what_long_steps_take_is_not_forgotten() -> None:
     assert rule.longest_wait(LoadTier.DISK, range(2944)) == pytest.approx(1.25 * engine.computing(0, 2944), rel=0.1)
 
 
-def test_one_request_is_tried_at_a_time_and_few_of_all() -> None:
-    engine, rule = Engine(3000, 28e-6, 0.0, 6e-3, 0.9, 1), LoadOrCompute()
-    found = decisions(engine)
-    assert found.count(Decision.TRY) <= 2 and found.count(Decision.LOAD) >= len(found) - 3
+def test_tries_cost_little_of_what_loads_take() -> None:
+    """Loading takes nine tenths of computing, so that a try costs a ninth of a load.
+
+    Where computing is measured as too fast by chance, a try seems to cost less and comes sooner: at most 1.6 % of all
+    was spent on them in 20,000 runs.
+    """
+    engine = Engine(3000, 28e-6, 0.0, 6e-3, 0.9, 1)
+    steady = [one[0] for one, _ in zip(run(engine, np.random.default_rng(0), noisy=0.0), range(500), strict=False)]
+    assert steady.count(Decision.LOAD) >= 475 and steady[FIRST : FIRST + 50].count(Decision.TRY) <= 3
+    found = [one for one, _ in zip(run(engine, chance()), range(REQUESTS), strict=False)][FIRST:]
+    spent = sum(took - engine.reading() for decision, took, _ in found if decision is not Decision.LOAD)
+    assert spent <= 0.025 * sum(took for _, took, _ in found), [decision.name for decision, _, _ in found]
+
+
+def test_one_request_is_tried_at_a_time() -> None:
+    rule = LoadOrCompute()
     for _ in range(2):
         rule.computed(3000, attended(range(3000)), 0.09)
     rule.ended(rule.sent(LoadTier.DISK, 10_000, TIMEOUT_S, 0.0), 1.0, 0.2)
