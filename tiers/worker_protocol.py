@@ -4,6 +4,7 @@ The daemon begins with Serve, which carries the segments' descriptors. The worke
 OpenFailed, and ends), then any number of InventoryPart, then of HistoryPart, then Complete. It answers each Read by its
 number from Opened on, and each Write and Sync from Complete on.
 For a fleet: ServeFleet, then FleetOpened and Complete; the commands are Write, Read, Find and GetState.
+The first message of each side has its WORKER_BUILD ("" from earlier versions): another build is refused.
 
 Rows are those of `shm/page_rows.py`; arrays are little-endian: keys of 32 bytes, entries and spaces u32, serials and
 sizes u64. A stamp is in nanoseconds of the realtime clock; a history (HISTORY_BYTES) is what is known of a page's uses.
@@ -16,9 +17,13 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from pagetier.shm._core import FORMAT
 from pagetier.shm.protocol import ProtocolError, Space
 from pagetier.tiers.base import FleetState, TierState
 from pagetier.tiers.capacity import Compress, StoreName
+
+# The protocol's number is raised with each change of a message or of its rows.
+WORKER_BUILD: Final = f"protocol 1 format {FORMAT}"
 
 
 class _WorkerMessage(msgspec.Struct, frozen=True, array_like=True, tag=str.lower):
@@ -55,6 +60,7 @@ class Serve(_WorkerMessage, frozen=True):
     store: StoreName = "lmdb"
     trust: Trust = Trust.AS_LEFT
     compress: Compress = "off"
+    build: str = ""
 
 
 class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +91,7 @@ class ServeFleet(_WorkerMessage, frozen=True):
     slot: int
     options: FleetOptions
     populated: bool = False
+    build: str = ""
 
 
 class Write(_WorkerMessage, frozen=True):
@@ -151,12 +158,14 @@ class Opened(_WorkerMessage, frozen=True):
     capacity: int
     state: TierState
     pages: int = 0
+    build: str = ""
 
 
 class FleetOpened(_WorkerMessage, frozen=True):
     """Reports that the fleet's store can be asked; Complete follows."""
 
     state: FleetState
+    build: str = ""
 
 
 class OpenFailed(_WorkerMessage, frozen=True):
@@ -263,24 +272,16 @@ class FleetReport(_WorkerMessage, frozen=True):
 
 
 Command: TypeAlias = Serve | ServeFleet | Write | Read | Find | Sync | GetState | SaveLookups | Leave
-Report: TypeAlias = (
-    Opened
-    | FleetOpened
-    | OpenFailed
-    | SavedLookups
-    | InventoryPart
-    | HistoryPart
-    | Complete
-    | Wrote
-    | HasRead
-    | Found
-    | Synced
-    | StateReport
-    | FleetReport
-)
+OpeningReport: TypeAlias = Opened | FleetOpened | OpenFailed | SavedLookups | InventoryPart | HistoryPart | Complete
+Report: TypeAlias = OpeningReport | Wrote | HasRead | Found | Synced | StateReport | FleetReport
 
 _commands: Final[msgspec.msgpack.Decoder[Command]] = msgspec.msgpack.Decoder(Command)
 _reports: Final[msgspec.msgpack.Decoder[Report]] = msgspec.msgpack.Decoder(Report)
+
+
+def other_version(worker: str) -> str:
+    """Returns why a daemon of another build and a worker of this one refuse each other."""
+    return f"its worker is of another version ({worker or 'unknown'}): restart pagetierd"
 
 
 def decode_command(body: bytes) -> Command:

@@ -30,6 +30,7 @@ class DeviceStatus:
         self._owner = owner
         self._tier = tier
         self.report = DeviceReport(folder=str(options.path))
+        self._down = ""
 
     @property
     def is_open(self) -> bool:
@@ -58,6 +59,7 @@ class DeviceStatus:
 
     def log_open(self, options: DeviceOptions, seconds: float) -> None:
         """Logs that the device is open, so many seconds after its worker was started."""
+        self._down = ""
         usage, frame = self._owner.disk_device(self._number), self._owner.header().frame_bytes
         log.info(
             "disk tier in %s: %s, %s of %s in %s frames (cap %s), %s; ready after %.2f s",
@@ -75,7 +77,10 @@ class DeviceStatus:
             log.warning("%s", too_large, extra=event("disk_size"))
 
     def log_down(self, why: str) -> None:
-        """Logs that the device is down, after its status says so."""
+        """Logs why the device is down, once for each reason until it opens: further workers fail for the same one."""
+        if why == self._down:
+            return
+        self._down = why
         if self._tier.is_open:
             line = "the disk tier in %s is down: %s; its pages are misses until it is back"
             log.warning(line, self.report.folder, why, extra=event("disk_device_down"))

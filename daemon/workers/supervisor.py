@@ -31,7 +31,7 @@ from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.segments import Segments
 from pagetier.shm.slot_locks import UNLOCKED, new_lock
-from pagetier.tiers.worker_protocol import FleetOptions, Leave, Report, Serve, ServeFleet, Trust
+from pagetier.tiers.worker_protocol import WORKER_BUILD, FleetOptions, Leave, Report, Serve, ServeFleet, Trust
 
 log = logging.getLogger(__name__)
 
@@ -269,7 +269,7 @@ class Supervisor:
     def _command(self, slot: int) -> Serve | ServeFleet:
         options = self._options
         if isinstance(options, FleetOptions):
-            return ServeFleet(slot, options, self.populated)
+            return ServeFleet(slot, options, self.populated, WORKER_BUILD)
         trust = max(self._doubt, _TRUST[min(self._crashes, len(_TRUST) - 1)])
         return Serve(
             slot,
@@ -280,4 +280,5 @@ class Supervisor:
             options.store,
             trust,
             options.compress,
+            WORKER_BUILD,
         )

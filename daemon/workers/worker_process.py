@@ -18,6 +18,7 @@ from pagetier.shm.message_codec import Unpacker, pack
 from pagetier.shm.page_rows import PAGE_KEYS, PAGE_SIZES, STORED_PAGES
 from pagetier.shm.protocol import ProtocolError
 from pagetier.tiers.worker_protocol import (
+    WORKER_BUILD,
     Command,
     FleetOpened,
     Found,
@@ -32,6 +33,7 @@ from pagetier.tiers.worker_protocol import (
     Stored,
     Wrote,
     decode_report,
+    other_version,
 )
 
 _MOST_FRAMES: Final = 1 << 40
@@ -79,6 +81,13 @@ def _wrong_pages(rows: bytes, older: int) -> str:
     if not 0 < sizes.min() <= sizes.max() < _MOST_BYTES:
         return f"pages of {sizes.min()} to {sizes.max()} bytes"
     return ""
+
+
+def _of_this_version(report: Report) -> Report:
+    """Returns the report; in place of one that a worker of another version has opened the tier, that it failed to."""
+    if isinstance(report, Opened | FleetOpened) and report.build != WORKER_BUILD:
+        return OpenFailed(other_version(report.build))
+    return report
 
 
 _CHUNK: Final = 1 << 18
@@ -151,7 +160,7 @@ class WorkerProcess(asyncio.BufferedProtocol):
     def _take(self, data: bytes) -> None:
         try:
             for body in self._unpacker.feed(data) if self._listens else ():
-                report = decode_report(body)
+                report = _of_this_version(decode_report(body))
                 check(report)
                 if isinstance(report, Opened | FleetOpened | OpenFailed):
                     self._note_opening(report)

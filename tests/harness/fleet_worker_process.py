@@ -20,7 +20,16 @@ from pagetier.shm.message_codec import Unpacker, pack
 from pagetier.shm.page_rows import PAGES_TO_READ, PAGES_TO_WRITE, PageToRead, PageToWrite
 from pagetier.shm.process import Process
 from pagetier.shm.protocol import Space
-from pagetier.tiers.worker_protocol import Command, FleetOptions, Read, Report, ServeFleet, Write, decode_report
+from pagetier.tiers.worker_protocol import (
+    WORKER_BUILD,
+    Command,
+    FleetOptions,
+    Read,
+    Report,
+    ServeFleet,
+    Write,
+    decode_report,
+)
 
 _R = TypeVar("_R", bound=Report)
 SPACE = Space(b"s" * 32, "space", 16)
@@ -44,7 +53,7 @@ class FleetWorkerProcess:
         self.slot = self.place.owner.attach(process.pid, os.geteuid(), process.started, 0, "fleet")
         self._unpacker = Unpacker()
         self._reports: list[Report] = []
-        command = ServeFleet(self.slot, options)
+        command = ServeFleet(self.slot, options, build=WORKER_BUILD)
         socket.send_fds(self._socket, [pack(command)], self.place.memory.descriptors)
 
     def send(self, command: Command) -> None:

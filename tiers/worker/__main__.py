@@ -27,7 +27,7 @@ from pagetier.tiers.base import DoubtError, Tier, TierError
 from pagetier.tiers.worker.arena import WorkerArena
 from pagetier.tiers.worker.channel import Channel, descriptors_of
 from pagetier.tiers.worker.worker import Worker
-from pagetier.tiers.worker_protocol import OpenFailed, Serve, ServeFleet, Trust
+from pagetier.tiers.worker_protocol import WORKER_BUILD, OpenFailed, Serve, ServeFleet, Trust, other_version
 
 _WAITING_S: Final = 0.5
 FAILED: Final = 4
@@ -71,11 +71,9 @@ def await_daemon(path: str) -> socket.socket:
 
 
 def _serve(channel: Channel) -> int:
-    command = channel.receive()
+    command = _configuration(channel)
     if command is None:
         return 0
-    if not isinstance(command, Serve | ServeFleet):
-        raise ProtocolError(f"{type(command).__name__} came before Serve")
     point("worker.configured")
     memory = WorkerArena(descriptors_of(channel), command.slot)
     point("worker.mapped")
@@ -87,6 +85,17 @@ def _serve(channel: Channel) -> int:
         _serve_catalogue(command, memory, channel)
     point("worker.closed")
     return 0
+
+
+def _configuration(channel: Channel) -> Serve | ServeFleet | None:
+    """Returns the first message; None if the daemon is gone. Raises TierError if the daemon is of another version."""
+    try:
+        command = channel.receive()
+    except ProtocolError as error:
+        raise TierError(other_version(WORKER_BUILD)) from error
+    if command is None or (isinstance(command, Serve | ServeFleet) and command.build == WORKER_BUILD):
+        return command
+    raise TierError(other_version(WORKER_BUILD))
 
 
 def _populate(memory: WorkerArena) -> None:

@@ -22,6 +22,7 @@ from pagetier.tiers.worker.channel import Channel
 from pagetier.tiers.worker.moved_pages import read_pages, write_pages
 from pagetier.tiers.worker.tasks import ReadTask, read_tasks
 from pagetier.tiers.worker_protocol import (
+    WORKER_BUILD,
     Command,
     Complete,
     Find,
@@ -70,7 +71,7 @@ class FleetWorker:
 
     def report(self) -> None:
         """Reports that the fleet is open."""
-        self._channel.send(FleetOpened(self._fleet.state()))
+        self._channel.send(FleetOpened(self._fleet.state(), WORKER_BUILD))
         self._channel.send(Complete())
 
     def serve(self) -> None:

@@ -21,6 +21,7 @@ from pagetier.tiers.worker.moved_pages import read_pages, write_pages
 from pagetier.tiers.worker.ordered_pages import OrderedPages
 from pagetier.tiers.worker.tasks import ReadTask, read_tasks
 from pagetier.tiers.worker_protocol import (
+    WORKER_BUILD,
     Command,
     Complete,
     GetState,
@@ -55,7 +56,7 @@ class Worker:
     def report(self) -> None:
         """Lists the pages in the tier, and starts to report them. Raises DoubtError if they cannot be listed."""
         # The index needs the capacity before the first page. serve() follows, so no write changes what is being listed.
-        self._channel.send(Opened(self._tier.capacity, self._tier.state(), self._tier.pages))
+        self._channel.send(Opened(self._tier.capacity, self._tier.state(), self._tier.pages, WORKER_BUILD))
         if (lookups := self._tier.take_lookups()) is not None:
             self._channel.send(SavedLookups(lookups))
         # The daemon lets engines ask for the pages of each part at once, so another thread reports while this one

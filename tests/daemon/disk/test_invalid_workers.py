@@ -11,6 +11,17 @@ from disk_daemon import TroubledDaemon
 from fake_worker import impostor
 from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm.protocol import FetchOutcome
+from pagetier.tiers.worker_protocol import WORKER_BUILD
+
+SAYING = (  # a fake worker
+    "import msgspec, struct",
+    "def message(fields):",
+    "    body = msgspec.msgpack.encode(fields)",
+    "    return struct.pack('<I', len(body)) + body",
+    "STATE = dict.fromkeys('file_bytes cap_bytes used_frames capacity disk_free disk_total last_sync'.split(), 7)",
+    "STATE |= {'clean': True, 'opened': 'so'}",
+)
+LATER = "protocol 99 format 99"
 
 
 def test_a_worker_that_cannot_start_is_retried_with_growing_pauses(
@@ -22,7 +33,7 @@ def test_a_worker_that_cannot_start_is_retried_with_growing_pauses(
         report = daemon.report()
         assert report.standing is Standing.DOWN
         assert "ended with exit code 3" in report.trouble
-        assert len(daemon.lines("no disk tier")) <= report.restarts + 2
+        assert len(daemon.lines("no disk tier")) == 1
         assert report.restarts < 8
         engine.store(range(4))
         assert engine.fetch(range(6)) == [FetchOutcome.IN_MEMORY] * 4 + [FetchOutcome.ABSENT] * 2
@@ -41,12 +52,13 @@ def test_a_worker_that_cannot_start_is_retried_with_growing_pauses(
         "message(['wrote', 1, b'\\1' * 99, '', 0])",
         "message(['hasread', 1, 99, b'\\1' * 99, b'', ''])",
         "message(['complete'])",
-        "message(['opened', -1, STATE])",
-        "message(['opened', 1 << 70, STATE])",
-        "message(['opened', 10, STATE | {'slot_bytes': -1}])",
-        "message(['opened', 10, STATE | {'slot_bytes': 1 << 17}])",
-        "message(['opened', 10, STATE | {'slot_bytes': 1 << 60}])",
-        "message(['opened', 10, STATE]) + message(['inventorypart', bytes(32), bytes(8), bytes(8), bytes(4), [SPACE]])"
+        "message(['opened', -1, STATE, 0, BUILD])",
+        "message(['opened', 1 << 70, STATE, 0, BUILD])",
+        "message(['opened', 10, STATE | {'slot_bytes': -1}, 0, BUILD])",
+        "message(['opened', 10, STATE | {'slot_bytes': 1 << 17}, 0, BUILD])",
+        "message(['opened', 10, STATE | {'slot_bytes': 1 << 60}, 0, BUILD])",
+        "message(['opened', 10, STATE, 0, BUILD])"
+        " + message(['inventorypart', bytes(32), bytes(8), bytes(8), bytes(4), [SPACE]])"
         " + message(['complete']) + message(['hasread', 1, 0, b'\\1', b'', ''])"
         " + message(['wrote', 1, b'\\7' * 8, '', 0])",
         "message(['statereport', None])",
@@ -60,13 +72,9 @@ def test_a_worker_that_sends_invalid_reports_is_ended(
     impostor(
         tmp_path,
         monkeypatch,
-        "import msgspec, struct",
-        "def message(fields):",
-        "    body = msgspec.msgpack.encode(fields)",
-        "    return struct.pack('<I', len(body)) + body",
-        "STATE = dict.fromkeys('file_bytes cap_bytes used_frames capacity disk_free disk_total last_sync'.split(), 7)",
-        "STATE |= {'clean': True, 'opened': 'so'}",
+        *SAYING,
         "SPACE = [bytes(32), 'nonsense', 16, 0, 0]",
+        f"BUILD = {WORKER_BUILD!r}",
         "there.recv(9999)",
         f"there.sendall({said})",
         "time.sleep(99)",
@@ -76,6 +84,31 @@ def test_a_worker_that_sends_invalid_reports_is_ended(
         assert daemon.until(lambda disk: disk.restarts >= restarts or disk.standing is Standing.OPEN), daemon.reported()
         assert engine.fetch([7, 99]) == [FetchOutcome.IN_MEMORY, FetchOutcome.ABSENT]
         assert daemon.findings() == []
+
+
+@pytest.mark.parametrize(
+    ("build", "lines"),
+    [
+        (LATER, ["import pagetier.tiers.worker_protocol as protocol", f"protocol.WORKER_BUILD = {LATER!r}"]),
+        ("unknown", [*SAYING, "there.recv(9999)", "there.sendall(message(['opened', 9, STATE]))", "time.sleep(99)"]),
+    ],
+    ids=["a later one refuses the daemon", "the daemon refuses an earlier one"],
+)
+def test_a_worker_of_another_version_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: str, lines: list[str]
+) -> None:
+    impostor(tmp_path, monkeypatch, *lines)
+    with TroubledDaemon() as daemon, Engine(daemon) as engine:
+        assert daemon.until(lambda disk: disk.restarts >= 2), daemon.reported()
+        assert daemon.report().standing is Standing.DOWN
+        (line,) = daemon.lines("no disk tier")
+        assert f"its worker is of another version ({build}): restart pagetierd" in line
+        assert not daemon.lines("Traceback")
+        engine.store(range(4))
+        assert engine.fetch(range(6)) == [FetchOutcome.IN_MEMORY] * 4 + [FetchOutcome.ABSENT] * 2
+        (tmp_path / "sitecustomize.py").unlink()
+        daemon.wait_open()
+        assert daemon.report().trouble == ""
 
 
 def test_the_daemon_serves_without_a_disk_while_a_worker_is_silent(

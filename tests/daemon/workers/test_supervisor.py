@@ -30,7 +30,7 @@ from pagetier.shm._core import ShmError
 from pagetier.shm.process import Process
 from pagetier.shm.protocol import BUILD
 from pagetier.shm.segments import SegmentRequest, Segments, take
-from pagetier.tiers.worker_protocol import Leave, Report, Serve, Trust
+from pagetier.tiers.worker_protocol import WORKER_BUILD, Leave, Report, Serve, Trust
 from process_states import children_of
 
 # A worker may take seconds to start on a busy machine. One that is killed because it has not left in time, and is not
@@ -158,13 +158,13 @@ async def test_files_that_a_worker_distrusts_are_verified_until_another_has_open
         "import pathlib",
         f"commands = pathlib.Path({str(commands)!r})",
         "lives = commands.read_bytes() if commands.exists() else b''",
-        "commands.write_bytes(lives + bytes([msgspec.msgpack.decode(there.recv(9999)[4:])[-2]]))",
+        "commands.write_bytes(lives + bytes([msgspec.msgpack.decode(there.recv(9999)[4:])[-3]]))",
         "STATE = dict.fromkeys('file_bytes cap_bytes used_frames capacity disk_free disk_total last_sync'.split(), 7)",
         "STATE |= dict(clean=True, opened='somehow')",
         "if len(lives) == 0: say('openfailed', 'no sync', 1)",
         "if len(lives) == 1: say('openfailed', 'in use')",
         "if len(lives) == 2: os._exit(3)",
-        "if len(lives) == 3: say('opened', 7, STATE)",
+        f"if len(lives) == 3: say('opened', 7, STATE, 0, {WORKER_BUILD!r})",
         "os._exit(4)",
     )
     async with supervised(segments, tmp_path) as (_, handler):
