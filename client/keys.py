@@ -29,6 +29,7 @@ from pagetier.client.arguments import integer_of
 from pagetier.client.hashing import Tokens, chained, digests_of, extras_of, hashed_after, mixed_into, token_ids
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.cached import CachedProperty
+from pagetier.shm.page_rows import PAGE_KEYS
 from pagetier.shm.protocol import Prompt, Space
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Keys(msgspec.Struct, frozen=True):
             raise TypeError(f"namespace must be a Namespace, not {_type_name(self.namespace)}")
         if not isinstance(self.data, bytes):
             raise TypeError(f"keys must be bytes, not {_type_name(self.data)}")
-        if len(self.data) % KEY_BYTES:
+        if not PAGE_KEYS.is_whole(self.data):
             raise ValueError(f"keys have {KEY_BYTES} bytes each: {len(self.data)} is not a multiple of that")
 
     def __eq__(self, other: object) -> bool:
@@ -77,11 +78,10 @@ class Keys(msgspec.Struct, frozen=True):
         return hash((self.namespace, self.data))
 
     def __len__(self) -> int:
-        return len(self.data) // KEY_BYTES
+        return len(self.data) // KEY_BYTES  # each request asks several times
 
     def __iter__(self) -> Iterator[bytes]:
-        data = self.data
-        return (data[at : at + KEY_BYTES] for at in range(0, len(data), KEY_BYTES))
+        return iter(PAGE_KEYS.split(self.data))
 
     @overload
     def __getitem__(self, at: int) -> bytes: ...
@@ -90,14 +90,14 @@ class Keys(msgspec.Struct, frozen=True):
     def __getitem__(self, at: int | slice) -> "bytes | Keys":
         if isinstance(at, slice):
             return self._slice(at)
-        start = range(0, len(self.data), KEY_BYTES)[at]
-        return self.data[start : start + KEY_BYTES]
+        page = range(len(self))[at]
+        return PAGE_KEYS.part(self.data, page, page + 1)
 
     def _slice(self, at: slice) -> "Keys":
         start, stop, step = at.indices(len(self))
         if step != 1:
             raise ValueError(f"a slice of keys must have step 1, not {step}: keys form a chain")
-        return Keys(self.namespace, self.data[start * KEY_BYTES : stop * KEY_BYTES], self._prompts_of(start, stop))
+        return Keys(self.namespace, PAGE_KEYS.part(self.data, start, stop), self._prompts_of(start, stop))
 
     def _prompts_of(self, start: int, stop: int) -> tuple[Prompt, ...]:
         if not self.prompts:
@@ -112,7 +112,7 @@ class Keys(msgspec.Struct, frozen=True):
         if last.begin == start:
             return last._replace(begin=0)
         depth = last.depth + start - last.begin if last.depth >= 0 else -1
-        return Prompt(0, self.data[(start - 1) * KEY_BYTES : start * KEY_BYTES], depth)
+        return Prompt(0, self[start - 1], depth)
 
     def __repr__(self) -> str:
         pages = "1 page" if len(self) == 1 else f"{len(self)} pages"
@@ -210,7 +210,7 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, dict=True, metaclass=
         ids = token_ids(tokens)
         extras = extras_of(extra, len(ids) // self.page_tokens)
         previous = self._previous_keys(after)
-        new = chained(previous[-KEY_BYTES:] or self.digest, ids, self.page_tokens, extras)
+        new = chained(after[-1] if after else self.digest, ids, self.page_tokens, extras)
         return Keys(self, previous + new, after.prompts) if after else Keys(self, previous + new)
 
     def keys_of(self, digests: "Sequence[bytes] | Buffer | npt.NDArray[np.uint8]") -> Keys:
