@@ -18,18 +18,20 @@ from pagetier.daemon.fleet.fleet_tier import FleetTier
 from pagetier.daemon.index.evictor import Evictor
 from pagetier.daemon.index.hint_requests import Hints
 from pagetier.daemon.index.idle_namespaces import IdleNamespaces
-from pagetier.daemon.index.prompts import wrong_request
 from pagetier.daemon.index.quotas import PinQuota, StoreQuota
 from pagetier.daemon.index.reaper import Reaper
 from pagetier.daemon.index.tenants import Tenants
-from pagetier.shm._core import NO_ENTRY, Owner, ReserveOutcome
+from pagetier.shm._core import KEY_BYTES, NO_ENTRY, PARTS, Owner, ReserveOutcome
 from pagetier.shm.failpoints import point
 from pagetier.shm.message_codec import LENGTH
 from pagetier.shm.page_rows import PAGE_ANSWERS, PAGE_REQUESTS, PageAnswer
-from pagetier.shm.protocol import FetchLocated, Reserve, Reserved, Space
+from pagetier.shm.protocol import FetchLocated, Prompt, Reserve, Reserved, Space
 from pagetier.shm.reserve_frames import pack_reserve, pack_reserved, read_reserve, read_reserved
 
 _STOPPING: Final = "the daemon is stopping"
+_U32: Final = 1 << 32
+_PARENT_BYTES: Final = {0, KEY_BYTES}
+_WHOLE: Final = (Prompt(0),)
 
 
 class ReservationParts(msgspec.Struct, frozen=True, eq=False):
@@ -222,3 +224,27 @@ def _refused(request: Reserve, reason: str) -> Reserved:
     refused = PageAnswer(ReserveOutcome.REFUSED_FULL, NO_ENTRY, 0)
     pages = PAGE_ANSWERS.pack([refused] * PAGE_REQUESTS.count(request.pages))
     return Reserved(request.number, pages, reason)
+
+
+def wrong_request(request: Reserve) -> str:
+    """Returns why a request is invalid, "" if it is valid."""
+    if not PAGE_REQUESTS.is_whole(request.pages):
+        return f"{len(request.pages)} bytes are not a whole number of pages"
+    if not 1 <= request.parts <= PARTS or not 0 <= request.part < request.parts:
+        return f"part {request.part} of {request.parts} is invalid: a page has at most {PARTS} parts"
+    if not 0 <= request.division < _U32:
+        return f"division {request.division} is invalid: it is a u32"
+    return wrong_prompts(request) or wrong_space(request.space)
+
+
+def wrong_prompts(request: Reserve) -> str:
+    """Returns why the prompts of a request are invalid, "" if they are valid."""
+    prompts, pages = request.prompts or _WHOLE, PAGE_REQUESTS.count(request.pages)
+    if len(prompts) == 1 and not prompts[0].begin and not prompts[0].before:
+        return ""
+    begins = [prompt.begin for prompt in prompts]
+    if begins[0] or begins != sorted(set(begins)) or begins[-1] > max(0, pages - 1):
+        return f"the begins of {len(begins)} prompts are not a division of {pages} pages"
+    if not {len(prompt.before) for prompt in prompts} <= _PARENT_BYTES:
+        return "the key of the page before a prompt has another length than a key"
+    return ""

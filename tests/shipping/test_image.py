@@ -96,7 +96,7 @@ def test_the_daemon_of_the_image_serves_the_host(images: Images, folder: Path, c
 def _check_worker(images: Images) -> None:
     """Asserts that the image of the fleet's worker has the libraries of its stores. Images are expensive to make."""
     container = images.run("from", "pagetier-remote")
-    modules = "import cryptography, obstore, pagetier.tiers.worker.worker"
+    modules = "import cryptography, obstore, pagetier.tiers.worker.disk_worker"
     images.run("run", "--isolation", "chroot", container, "--", "python3", "-c", modules)
 
 

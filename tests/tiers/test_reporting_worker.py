@@ -12,7 +12,7 @@ from pagetier.shm.protocol import Space
 from pagetier.tiers.base import Catalogue, StoredPages, TierState
 from pagetier.tiers.worker.arena import WorkerArena
 from pagetier.tiers.worker.channel import Channel
-from pagetier.tiers.worker.worker import Worker
+from pagetier.tiers.worker.disk_worker import DiskWorker
 from pagetier.tiers.worker_protocol import (
     Command,
     Complete,
@@ -64,7 +64,7 @@ class _SlowChannel:
 
 def test_a_worker_serves_before_the_daemon_knows_all_pages() -> None:
     channel = _SlowChannel(GetState(), Leave())
-    worker = Worker(cast("Catalogue", _Tier()), cast("WorkerArena", None), cast("Channel", channel))
+    worker = DiskWorker(cast("Catalogue", _Tier()), cast("WorkerArena", None), cast("Channel", channel))
     worker.report()
     worker.serve()
     assert channel.sent == [Opened, StateReport]

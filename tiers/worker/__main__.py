@@ -26,7 +26,7 @@ from pagetier.shm.protocol import ProtocolError
 from pagetier.tiers.base import DoubtError, Tier, TierError
 from pagetier.tiers.worker.arena import WorkerArena
 from pagetier.tiers.worker.channel import Channel, descriptors_of
-from pagetier.tiers.worker.worker import Worker
+from pagetier.tiers.worker.disk_worker import DiskWorker
 from pagetier.tiers.worker_protocol import WORKER_BUILD, OpenFailed, Serve, ServeFleet, Trust, other_version
 
 _WAITING_S: Final = 0.5
@@ -110,7 +110,7 @@ def _serve_catalogue(command: Serve, memory: WorkerArena, channel: Channel) -> N
     tier = _beside_engines(lambda: open_as_trusted(command, memory.frame_bytes))
     point("worker.opened")
     with _closing(tier):
-        worker = Worker(tier, memory, channel)
+        worker = DiskWorker(tier, memory, channel)
         _beside_engines(worker.report)
         worker.serve()
 

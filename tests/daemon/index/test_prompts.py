@@ -10,7 +10,7 @@ import pytest
 
 from anonymous_segments import DAY_NS
 from learning_index import FRAME, LearningIndex
-from pagetier.daemon.index.prompts import wrong_prompts
+from pagetier.daemon.index.reservations import wrong_prompts
 from pagetier.shm._core import KEY_BYTES, HintKind, ReserveOutcome, answer_columns, page_requests
 from pagetier.shm.message_codec import LENGTH, pack
 from pagetier.shm.page_rows import PAGE_REQUESTS

@@ -26,9 +26,8 @@ from pagetier.daemon.common.log_throttle import LogThrottle
 from pagetier.daemon.common.namespaces import printable
 from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.index import reservations
-from pagetier.daemon.index.prompts import wrong_request
 from pagetier.daemon.index.quotas import NO_LIMIT
-from pagetier.daemon.index.reservations import Reservations
+from pagetier.daemon.index.reservations import Reservations, wrong_request
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.connection import Connection
 from pagetier.daemon.server.limits import ConnectionLimits

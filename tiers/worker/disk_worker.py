@@ -41,7 +41,7 @@ log = logging.getLogger("pagetier.tier")
 READERS: Final = 4
 
 
-class Worker:
+class DiskWorker:
     """Serves one open tier until the daemon ends it or is gone."""
 
     def __init__(self, tier: Catalogue, memory: WorkerArena, channel: Channel) -> None:
