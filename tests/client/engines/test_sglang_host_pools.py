@@ -86,6 +86,11 @@ def test_index_keys_are_a_part_of_pages_that_all_layouts_share(keyed: int) -> No
     assert {own.cache.blocks for (own,) in pages} == {2}
 
 
+def test_index_keys_of_more_layers_than_there_are_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="the host pools indexer of HiCache are not known"):
+        host_pools(sparse("page_first", 2, 3), PAGE, lambda _: 1)
+
+
 def test_a_stage_of_deepseek_v4_with_windows_alone_says_what_to_do() -> None:
     windows = DeepSeekV4PagedHostPool(page_size=PAGE, layout="page_first", page_aligned_only=False)
     with pytest.raises(UnsupportedError, match="set SGLANG_PP_LAYER_PARTITION so that each stage has some"):

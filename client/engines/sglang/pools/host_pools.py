@@ -118,9 +118,9 @@ def _joined(name: str, kind: Group, pools: Mapping[str, Any]) -> DevicePool:
 
 def _is_sparse(pools: Mapping[str, Any]) -> bool:
     """Returns whether the pools are those of sparse attention (DSA) alone, all layers of which this rank has."""
-    index = pools.get(_INDEX)
-    kinds = (type(pools[FULL]).__name__, type(index).__name__, type(getattr(index, "device_pool", None)).__name__)
-    return pools.keys() == {FULL, _INDEX} and kinds == _SPARSE
+    latents, index = pools[FULL], pools.get(_INDEX)
+    kinds = (type(latents).__name__, type(index).__name__, type(getattr(index, "device_pool", None)).__name__)
+    return pools.keys() == {FULL, _INDEX} and kinds == _SPARSE and pools[_INDEX].layer_num <= latents.layer_num
 
 
 def _sparse(latents: Any, index: Any) -> DevicePool:
@@ -130,9 +130,9 @@ def _sparse(latents: Any, index: Any) -> DevicePool:
     """
     _require_layout(latents, _INDEX_LAYOUTS)
     planes = _latents(latents)
-    for layer, keys in zip(planes, _index_keys(index), strict=False):
-        pages = layer[0][1].shape[0]  # the host has room for more index keys
-        layer.append(("index k", view_of(keys[:pages].unflatten(1, (latents.page_size, 1, -1)))))
+    for layer, keys in enumerate(_index_keys(index)):
+        pages = planes[layer][0][1].shape[0]  # the host has room for more index keys
+        planes[layer].append(("index k", view_of(keys[:pages].unflatten(1, (latents.page_size, 1, -1)))))
     group = CacheGroup(kv_caches=cache_of(planes), kind=FullAttention(latents.page_size), num_kv_heads={})
     # The format of the latents is that of the index keys beside them.
     variants = variants_of([index.device_pool])
