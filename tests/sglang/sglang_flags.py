@@ -27,6 +27,13 @@ STORAGE: Final = json.dumps(
         "interface_v1": 1,
     }
 )
+
+
+def storage(**settings: Any) -> str:
+    """Returns the configuration of the storage with these settings besides."""
+    return json.dumps(json.loads(STORAGE) | settings)
+
+
 BY_FLAGS: Final[dict[str, tuple[str, ...]]] = {
     "linker": (*LINKER_FLAGS, LINKER_CONFIG, json.dumps(linker())),
     "HiCache": (

@@ -11,7 +11,7 @@ from sglang.srt.server_args import ServerArgs
 
 import sglang_imports  # noqa: F401  before SGLang
 from pagetier.client.engines.sglang.plugin import resolve_settings
-from sglang_flags import BY_FLAGS, LINKER_CONFIG, LINKER_FLAGS, STORAGE, FolderOf, Resolve, linker
+from sglang_flags import BY_FLAGS, LINKER_CONFIG, LINKER_FLAGS, STORAGE, FolderOf, Resolve, linker, storage
 
 pytest_plugins = ("sglang_resolver",)
 
@@ -70,11 +70,61 @@ def test_pages_fill_frames_by_flags(resolve: Resolve, folder_of: FolderOf, name:
 def test_pages_fill_frames_with_the_storage_in_a_file(resolve: Resolve, folder_of: FolderOf, tmp_path: Path) -> None:
     model = ("--model-path", folder_of("Qwen2.5 7B"), "--attention-backend", "triton")
     file = tmp_path / "storage.json"
-    flags = (*model, *BY_FLAGS["HiCache"][:-1], f"@{file}")
-    without = resolve("0", *flags)
-    assert (without["page"], without["lines"], without["error"]) == (1, [], ""), "the file is not there"
     file.write_text(STORAGE)
-    found = resolve("0", *flags)
+    found = resolve("0", *model, *BY_FLAGS["HiCache"][:-1], f"@{file}")
+    assert (found["page"], found["lines"], found["error"]) == (128, [LINE], "")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("absent.json", None),
+        (".", None),
+        ("binary.json", b"\xff\xfe"),
+        ("cut.json", STORAGE[:-1].encode()),
+        ("list.json", b"[]"),
+        ("number.json", storage(prefetch_threshold="many").encode()),
+        ("storage.ini", STORAGE.encode()),
+    ],
+)
+def test_a_file_that_sglang_cannot_read_is_left_to_sglang(
+    resolve: Resolve, folder_of: FolderOf, tmp_path: Path, name: str, content: bytes | None
+) -> None:
+    """SGLang reads it in the processes of its schedulers, and says there what is wrong with it."""
+    file = tmp_path / name
+    if content is not None:
+        file.write_bytes(content)
+    model = ("--model-path", folder_of("Qwen2.5 7B"), "--attention-backend", "triton")
+    found = resolve("0", *model, *BY_FLAGS["HiCache"][:-1], f"@{file}")
+    assert (found["page"], found["lines"], found["error"]) == (1, [], "")
+
+
+LORA = ("--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "q_proj")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (*BY_FLAGS["HiCache"], *LORA),
+        (*BY_FLAGS["HiCache"], "--hicache-mem-layout", "page_first_kv_split"),
+        (*BY_FLAGS["HiCache"][:-1], storage(interface_v1=0)),
+        (*BY_FLAGS["HiCache"][:-1], storage(timeout="soon")),
+        (*BY_FLAGS["HiCache"][:-1], storage(load="sometimes")),
+        (*LINKER_FLAGS, LINKER_CONFIG, json.dumps(linker(sokcet="x"))),
+        (*LINKER_FLAGS, LINKER_CONFIG, json.dumps(linker(remote_timeout=0))),
+    ],
+    ids=["LoRA", "layout", "interface", "timeout", "load", "unknown setting", "wrong setting"],
+)
+def test_engines_that_pagetier_refuses_keep_their_page_size(
+    resolve: Resolve, folder_of: FolderOf, flags: tuple[str, ...]
+) -> None:
+    found = resolve("0", "--model-path", folder_of("Qwen2.5 7B"), "--attention-backend", "triton", *flags)
+    assert (found["page"], found["lines"], found["error"]) == (1, [], "")
+
+
+def test_the_linker_with_adapters_has_pages_that_fill_frames(resolve: Resolve, folder_of: FolderOf) -> None:
+    flags = ("--attention-backend", "triton", *BY_FLAGS["linker"], *LORA)
+    found = resolve("0", "--model-path", folder_of("Qwen2.5 7B"), *flags)
     assert (found["page"], found["lines"], found["error"]) == (128, [LINE], "")
 
 

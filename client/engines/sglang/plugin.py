@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -174,18 +173,40 @@ def _page_tokens(args: Any) -> int:
 
 
 def _in_use(args: Any) -> bool:
-    """Returns whether pagetier is SGLang's linker or its HiCache's storage, by the variable or by flags."""
+    """Returns whether pagetier is SGLang's linker or its HiCache's storage, by the variable or by flags.
+
+    Raises:
+        UnsupportedError: pagetier will cache nothing, because of a flag.
+        ValueError: The same, because of a setting.
+    """
     if any(getattr(args, name) for name in _OTHER_CACHES):
         return False
     if args.enable_unified_cache_external_linker:
-        return (args.unified_cache_external_linker_config or {}).get("linker") == _LINKER
-    storage = args.hicache_storage_backend if args.enable_hierarchical_cache else None
-    return storage == "dynamic" and _STORAGE in _text_of(args.hicache_storage_backend_extra_config or "")
+        return _is_linker(args.unified_cache_external_linker_config or {})
+    return args.enable_hierarchical_cache and args.hicache_storage_backend == "dynamic" and _is_storage(args)
 
 
-def _text_of(config: str) -> str:
-    """Returns a configuration of HiCache's storage, which may be the name of a file after an @."""
-    return Path(config[1:]).read_text() if config.startswith("@") else config
+def _is_linker(config: Mapping[str, Any]) -> bool:
+    """Returns whether a linker is pagetier's. Raises the error of settings that pagetier will reject."""
+    if config.get("linker") != _LINKER:
+        return False
+    read_settings(config.get("linker_extra_config", {}))
+    return True
+
+
+def _is_storage(args: Any) -> bool:
+    """Returns whether a storage is pagetier's. Raises the error of settings and flags that pagetier will reject."""
+    from sglang.srt.arg_groups.model_override_base import model_config_of, resolving_view
+    from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
+
+    from pagetier.client.engines.sglang.engine.namespace import EngineFacts
+    from pagetier.client.engines.sglang.storage.setup import storage_settings
+
+    config, *_ = HybridCacheController.parse_storage_backend_extra_config(args.hicache_storage_backend_extra_config)
+    if config.get("class_name") != _STORAGE:
+        return False
+    storage_settings(config, EngineFacts(VERSION, model_config_of(args), resolving_view(args)))
+    return True
 
 
 def _selected_by_switch(args: Any) -> bool:

@@ -32,6 +32,7 @@ _SETTINGS: dict[str, Any] = {
     "disable_hybrid_swa_memory": False,
     "mamba_radix_cache_strategy": "extra_buffer",
     "mamba_track_interval": 256,
+    "enable_int8_mamba_checkpoint": False,
 }
 
 
@@ -195,6 +196,7 @@ def test_models_that_keep_one_token(model: Any) -> None:
         ({"mamba_radix_cache_strategy": "extra_buffer_lazy"}, 64, 128),
         ({"mamba_radix_cache_strategy": "no_buffer"}, 64, 0),
         ({"mamba_track_interval": 64}, 64, 0),
+        ({"enable_int8_mamba_checkpoint": True}, 64, 0),
         ({}, 96, 0),
     ],
 )

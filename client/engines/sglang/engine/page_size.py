@@ -97,10 +97,11 @@ def _element_bytes(view: Any, model: Any) -> int:
 
 
 def _keeps_states(view: Any, model: Any, tokens: int) -> bool:
-    """Returns whether SGLang keeps recurrent states at the ends of pages of so many tokens."""
+    """Returns whether SGLang keeps recurrent states that are cached at the ends of pages of so many tokens."""
     chunk = getattr(model.hf_config, "mamba_chunk_size", _STATE_CHUNK)
     return bool(
         tokens
+        and not view.enable_int8_mamba_checkpoint
         and view.mamba_radix_cache_strategy.startswith("extra_buffer")
         and view.mamba_track_interval % tokens == 0
         and max(chunk, tokens) % min(chunk, tokens) == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from pagetier.client.engines.sglang.pools.device_pools import FULL, STATE, WINDOW, DevicePool, variants_of
@@ -128,7 +128,7 @@ def _sparse(latents: Any, index: Any) -> DevicePool:
 
     Layers without index keys of their own have none on the host, so that a page has all keys in its first layers.
     """
-    _require_layout(latents, _INDEX_LAYOUTS)
+    require_layout(latents.layout, _INDEX_LAYOUTS)
     planes = _latents(latents)
     for layer, keys in enumerate(_index_keys(index)):
         pages = planes[layer][0][1].shape[0]  # the host has room for more index keys
@@ -150,7 +150,7 @@ def _latents(pool: Any) -> Layers:
 
 
 def _attention(name: str, pool: Any, heads: Callable[[str], int]) -> DevicePool:
-    _require_layout(pool, tuple(_LAYERS))
+    require_layout(pool.layout)
     # How long the window is does not matter here: SGLang passes the pages of each window.
     kind = FullAttention(pool.page_size) if name == FULL else SlidingWindow(pool.page_size, pool.page_size)
     match type(pool).__name__:
@@ -166,7 +166,7 @@ def _attention(name: str, pool: Any, heads: Callable[[str], int]) -> DevicePool:
 
 def _states(pool: Any, page: int) -> DevicePool:
     """Returns the recurrent states, of which each slot is one snapshot."""
-    _require_layout(pool, _STATE_LAYOUTS)
+    require_layout(pool.layout, _STATE_LAYOUTS)
     if pool.slot_state_buffers or pool.mtp_draft_buffer_infos:
         raise UnsupportedError("side states of recurrent layers and states of draft models are not supported yet")
     states = [state for state in (pool.temporal_buffer, *pool.conv_buffer) if state.numel()]
@@ -175,10 +175,11 @@ def _states(pool: Any, page: int) -> DevicePool:
     return DevicePool(STATE, pool, group, _own(pool.num_mamba_layers), 1)
 
 
-def _require_layout(pool: Any, known: tuple[str, ...]) -> None:
-    if pool.layout not in known:
+def require_layout(layout: str, known: Collection[str] = _LAYERS.keys()) -> None:
+    """Raises UnsupportedError for a layout that is not known, by default of any host pool."""
+    if layout not in known:
         raise UnsupportedError(
-            f"the layout {pool.layout} is not known: set --hicache-mem-layout to one of {', '.join(known)}"
+            f"the layout {layout} is not known: set --hicache-mem-layout to one of {', '.join(known)}"
         )
 
 

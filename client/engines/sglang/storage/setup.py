@@ -15,17 +15,18 @@ from pagetier.client.engines.sglang.engine.model import (
     stage_of,
     this_engine,
 )
+from pagetier.client.engines.sglang.engine.namespace import EngineFacts
 from pagetier.client.engines.sglang.engine.served_engine import (
     ServedEngine,
     open_client,
     wait_for_weights,
     weights_thread,
 )
-from pagetier.client.engines.sglang.engine.settings import read_storage_settings
+from pagetier.client.engines.sglang.engine.settings import StorageSettings, read_storage_settings
 from pagetier.client.engines.sglang.engine.version import require_known_version
 from pagetier.client.engines.sglang.pools.device_pools import FULL, STATE, DevicePool, require_replicas
 from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup
-from pagetier.client.engines.sglang.pools.host_pools import host_pools
+from pagetier.client.engines.sglang.pools.host_pools import host_pools, require_layout
 from pagetier.client.engines.sglang.storage.pages import StoragePages
 from pagetier.client.engines.unsupported import UnsupportedError
 from pagetier.client.engines.weights import ModelIdentity
@@ -51,13 +52,10 @@ def open_storage(config: Any, hosts: Mapping[str, Any]) -> StoragePages:
         LayoutError: The tensors of a pool do not fit the model.
         ValueError: A setting is wrong.
     """
-    settings = read_storage_settings(config.extra_config or {})
     require_known_version()
-    facts = stage_of(this_engine(), config)
-    if facts.adapters:
-        raise UnsupportedError(
-            "SGLang knows LoRA adapters by their paths only: use the linker for models with adapters"
-        )
+    engine_facts = this_engine()
+    settings = storage_settings(config.extra_config or {}, engine_facts)
+    facts = stage_of(engine_facts, config)
     pools = host_pools(hosts, hosts[FULL].page_size, heads_with_draft(facts))
     engine = ServedEngine(facts, pools, [paged_cache_of(pool.group, _shard(config, pool)) for pool in pools])
     attachment_log = AttachmentLog(log, settings.origin)
@@ -79,6 +77,26 @@ def open_storage(config: Any, hosts: Mapping[str, Any]) -> StoragePages:
     wait_for_weights(weights, number)
     limits = FleetLimits(settings.timeout, settings.remote_least)
     return StoragePages(client, opened, limits, load_modes(settings.load), stores=not config.attn_cp_rank)
+
+
+def storage_settings(extra: Mapping[str, Any], facts: EngineFacts) -> StorageSettings:
+    """Returns the settings of the storage. Before it is opened, the choice of the page size asks for them.
+
+    Args:
+        extra: The configuration in `--hicache-storage-backend-extra-config`.
+        facts: What the engine computes with.
+
+    Raises:
+        UnsupportedError: A flag excludes the storage, whatever the model is.
+        ValueError: A setting is wrong.
+    """
+    settings = read_storage_settings(extra)
+    if facts.adapters:
+        raise UnsupportedError(
+            "SGLang knows LoRA adapters by their paths only: use the linker for models with adapters"
+        )
+    require_layout(facts.server.hicache_mem_layout)
+    return settings
 
 
 def _shard(config: Any, pool: DevicePool) -> Shard:
