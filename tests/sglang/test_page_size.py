@@ -128,6 +128,19 @@ def test_the_linker_with_adapters_has_pages_that_fill_frames(resolve: Resolve, f
     assert (found["page"], found["lines"], found["error"]) == (128, [LINE], "")
 
 
+def test_the_pool_that_a_user_has_set_has_room_for_pages(resolve: Resolve, folder_of: FolderOf) -> None:
+    page, enough, less = 128, 16 * 128, 16 * 128 - 1
+    model = ("--model-path", folder_of("Qwen2.5 7B"), "--attention-backend", "triton", "--max-total-tokens")
+    found = resolve("1", *model, str(enough))
+    assert (found["on"], found["page"], found["error"]) == (True, page, "")
+    assert found["lines"] == [f"pagetier set --page-size {page}, so that pages fill frames; --page-size 1 avoids it"]
+    for most in (less, page - 1):
+        found = resolve("1", *model, str(most))
+        assert (found["on"], found["page"], found["error"]) == (True, 1, "")
+        line = f"--max-total-tokens {most} is too small for pages of {page} tokens"
+        assert found["lines"] == [f"pagetier leaves --page-size to SGLang: {line}"]
+
+
 @pytest.mark.parametrize("name", BY_FLAGS)
 @pytest.mark.parametrize(
     ("page", "flags"),

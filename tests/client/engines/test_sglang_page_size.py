@@ -33,6 +33,8 @@ _SETTINGS: dict[str, Any] = {
     "mamba_radix_cache_strategy": "extra_buffer",
     "mamba_track_interval": 256,
     "enable_int8_mamba_checkpoint": False,
+    "max_total_tokens": None,
+    "swa_full_tokens_ratio": None,
 }
 
 
@@ -171,6 +173,20 @@ def test_both_attention_backends_must_have_pages_of_any_size() -> None:
     model = _MODELS["Qwen2.5 7B"][0]
     assert chosen_page_tokens(_view(), ("fa3", "triton"), model, None)
     assert not chosen_page_tokens(_view(), ("fa3", "trtllm_mha"), model, None)
+
+
+@pytest.mark.parametrize("model", [_MODELS["Qwen2.5 7B"][0], _windows(24, 8, 64, window=1025)])
+def test_pools_have_room_for_pages(model: Any) -> None:
+    """SGLang starts with fewer: with a page, and with pools of windows that have a page more than a window and one."""
+    page = _chosen(model)
+    window = 1024 if model.is_hybrid_swa else 0
+    sizes = [_chosen(model, max_total_tokens=most) for most in range(1, 16 * page + 2 * window + 1)]
+    first = sizes.index(page)
+    assert set(sizes[:first]) == {0} and set(sizes[first:]) == {page}
+    most = (first + 1) // page * page
+    windowed = int(most * 0.8) // page * page
+    assert most >= 16 * page and (not window or windowed > window + page)
+    assert sizes[16 * page - 2] == 0
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,14 @@ SGLang's tree looks up, stores and evicts its own pages, so that a page of paget
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
 from pagetier.client.engines.block_groups import BlockGroup, filling_page_tokens
 from pagetier.client.groups import FullAttention, SlidingWindow
+
+log = logging.getLogger("pagetier.sglang")
 
 _PAGED: Final = frozenset(("fa3", "flashinfer", "torch_native", "triton"))
 """The attention backends with pages of any size. SGLang itself chooses the page size of those with certain sizes."""
@@ -27,11 +30,17 @@ _PLAIN: Final = {
 """The settings with which the page size may change, and their values."""
 
 _ONE_TOKEN: Final = frozenset(("UnlimitedOCRForCausalLM",))  # its attention (prefill-aware windows) has no larger pages
+_LEAST_PAGES: Final = 16
+"""The pages for which a pool must have room: without one, SGLang does not start. A request takes up to two pages more
+than its tokens, the rest of its last page and one that SGLang reserves: an eighth of the smallest pool."""
+_WINDOW_SHARE: Final = 0.8  # of the tokens of full attention, in SGLang's pools of windows if a user sets no share
 _STATE_CHUNK: Final = 64  # the tokens after which SGLang can keep a recurrent state, if a model does not say it
 
 
 def chosen_page_tokens(view: Any, backends: Sequence[str | None], model: Any, recurrent: Any) -> int:
     """Returns the tokens of a page with which pages fill their frames; 0 if SGLang's own choice stays.
+
+    One line in the log says if it stays because the pools that a user has set are too small.
 
     Args:
         view: SGLang's settings as far as they are resolved.
@@ -47,7 +56,27 @@ def chosen_page_tokens(view: Any, backends: Sequence[str | None], model: Any, re
         return 0
     groups = token_groups(view, model, recurrent)
     tokens = filling_page_tokens(groups) if groups else 0
-    return tokens if recurrent is None or _keeps_states(view, model, tokens) else 0
+    if not tokens or (recurrent is not None and not _keeps_states(view, model, tokens)):
+        return 0
+    return tokens if _has_room(view, groups, tokens) else 0
+
+
+def _has_room(view: Any, groups: Sequence[BlockGroup], tokens: int) -> bool:
+    """Returns whether pools of `--max-total-tokens` have room for pages. Without it, they are as large as the GPU."""
+    most = view.max_total_tokens
+    if most is None or min(_room(view, group) for group in groups) >= _LEAST_PAGES * tokens:
+        return True
+    line = "pagetier leaves --page-size to SGLang: --max-total-tokens %d is too small for pages of %d tokens"
+    log.info(line, most, tokens)
+    return False
+
+
+def _room(view: Any, group: BlockGroup) -> int:
+    """Returns for how many tokens a pool has room: that of windows has a share of all, and keeps one window."""
+    most, kind = int(view.max_total_tokens), group.kind
+    if not isinstance(kind, SlidingWindow):
+        return most
+    return int(most * (view.swa_full_tokens_ratio or _WINDOW_SHARE)) - kind.window
 
 
 def token_groups(view: Any, model: Any, recurrent: Any) -> list[BlockGroup]:
@@ -100,8 +129,7 @@ def _keeps_states(view: Any, model: Any, tokens: int) -> bool:
     """Returns whether SGLang keeps recurrent states that are cached at the ends of pages of so many tokens."""
     chunk = getattr(model.hf_config, "mamba_chunk_size", _STATE_CHUNK)
     return bool(
-        tokens
-        and not view.enable_int8_mamba_checkpoint
+        not view.enable_int8_mamba_checkpoint
         and view.mamba_radix_cache_strategy.startswith("extra_buffer")
         and view.mamba_track_interval % tokens == 0
         and max(chunk, tokens) % min(chunk, tokens) == 0
