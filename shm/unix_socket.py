@@ -54,16 +54,18 @@ def limit_receiving(connection: socket.socket) -> None:
 def receive(connection: socket.socket, received: deque[bytes], length: int, timeout: float) -> None:
     """Appends up to `length` bytes to `received`, b"" at the end of the connection.
 
-    Appends nothing if none arrive within `timeout` or 0.1 s, or if the socket is closed. From 0.1 s on it takes one
-    system call, where a socket with a timeout set by Python takes two.
+    Appends nothing if none arrive within `timeout` or 0.1 s, or if the socket is closed. Without a timeout and from
+    0.1 s on it takes one system call, where a socket with a timeout set by Python takes two.
 
     Raises:
         OSError: The connection is lost.
     """
-    if timeout < _BLOCKING_S and not wait_readable(connection, timeout):
+    if 0 < timeout < _BLOCKING_S and not wait_readable(connection, timeout):
         return
+    flags = 0 if timeout > 0 else socket.MSG_DONTWAIT
     try:
-        received.extend(map(connection.recv, (length,)))  # one call: an interrupt between two would lose the bytes
+        # In one call: an interrupt between two would lose the bytes.
+        received.extend(map(connection.recv, (length,), (flags,)))
     except BlockingIOError:
         pass
     except OSError:
