@@ -6,8 +6,8 @@ A request passes through these steps:
 2. Threads that wait for a response read the socket themselves, one of them for all: handing each response from a
    reading thread to a waiting one would cost a switch of threads for each request. The thread that reads delivers the
    responses of the others too. After each read it wakes them, and one that still waits reads next.
-3. The client's background thread reads only while some response has no waiting thread (a stray): it is not waited for
-   yet, or no longer. Otherwise it would compete with the waiting threads for each response.
+3. The client's background thread reads from a response that no thread waits for, yet or any longer (a stray), until one
+   that is no stray: otherwise it would compete with the waiting threads for each response.
 4. _deliver() gives the response to its request and removes the request from all tables; a response whose request has
    left them is dropped.
 5. take() collects the result. Without a result the request becomes a stray: a late response must still be read, since
@@ -197,10 +197,12 @@ class Requests:
 
         Raises LinkError at the end of the connection.
         """
+        with self._lock:
+            if not self._strays:
+                link.expect_no_stray()
         if not self._read(link, 0.0):
             with self._lock:
-                # If it returned at once, it would see the same responses again and again, and keep the core that the
-                # thread needs to read them.
+                # If it returned at once, it would see the same responses again, and take the core from the reader.
                 if link.reader:
                     self._changed.wait(_READ_S)
         self.log_silence()
@@ -295,6 +297,4 @@ class Requests:
             point("client.answered")
             self._overdue.discard(pending)
             self._strays.discard(pending)
-            if not self._strays and pending.link is not None:
-                pending.link.expect_no_stray()
             self._waiting.pop(answer.number)

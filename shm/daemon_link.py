@@ -80,7 +80,7 @@ class Link:
         self._stopped = False
         self._detached = False
         self._broken = ""
-        self._watched = select.POLLRDHUP
+        self._watched = self._polled = select.POLLRDHUP  # what watch() is to wait for, and what it waits for
         try:
             if isinstance(path, DefaultSocket) and (name := misspelt_variable()):
                 raise RefusedError(f"the variable {name} is unknown; did you mean PAGETIER_SOCKET?")
@@ -212,7 +212,8 @@ class Link:
                 raise LinkError(self._broken)
             if self._responses.has_responses:  # an interrupt has left them, or a thread is about to deliver them
                 return True
-            poll.register(self._socket, self._watched)
+            self._polled = self._watched
+            poll.register(self._socket, self._polled)
             ready = unix_socket.polled(poll, math.inf)
             if self._wake in ready:
                 os.eventfd_read(self._wake)
@@ -223,11 +224,12 @@ class Link:
     def expect_stray(self) -> None:
         """Makes watch() return for responses, too, because a thread stopped waiting for its response."""
         self._watched = select.POLLRDHUP | select.POLLIN
-        self._wake_up()
+        if self._polled != self._watched:
+            self._wake_up()
 
     def expect_no_stray(self) -> None:
-        """Makes watch() ignore responses again, because each waiting thread reads its own."""
-        self._watched = select.POLLRDHUP
+        """Makes watch() ignore responses again. For its thread, and not while another calls expect_stray()."""
+        self._watched = self._polled = select.POLLRDHUP
 
     def stop(self) -> None:
         """Ends watch() and greet(), which then return or raise."""

@@ -138,3 +138,20 @@ def test_watching_ignores_responses_that_other_threads_read(virtual_clock: Virtu
         assert link.read(HOUR_S) == [Findings(1, [])]
         link.expect_no_stray()
         assert not link.watch() and not steps
+
+
+def test_a_thread_that_watches_for_responses_is_woken_for_the_first_stray_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    with linked() as (daemon, link):
+        for descriptor in link.greet(HELLO, HOUR_S).descriptors:
+            os.close(descriptor)
+        woken: list[None] = []
+        monkeypatch.setattr(link, "_wake_up", lambda: woken.append(None))
+        link.expect_stray()
+        assert len(woken) == 1
+        daemon.peers[0].send(Findings(1, []))
+        assert link.watch() and link.read(HOUR_S)
+        link.expect_stray()
+        assert len(woken) == 1, "it waits for responses already"
+        link.expect_no_stray()
+        link.expect_stray()
+        assert len(woken) == 2
