@@ -15,6 +15,7 @@ from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.progress import progress_for_people
 from pagetier.daemon.common.systemd_notify import Notifier
 from pagetier.daemon.config.loader import Beside, ConfigError
+from pagetier.daemon.config.mistakes import log_each
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.huge_pages import huge_page_report
@@ -124,7 +125,7 @@ class _Life:
             if self._http is not None:
                 self._http.follow(service.in_force.config)
         except ConfigError as error:
-            log.error("not reloaded, the previous settings stay in force: %s", error, extra=event("reload_refused"))
+            log_each(log.error, f"not reloaded, the previous settings stay in force: {error}", "reload_refused")
             return f"; not reloaded, the previous settings stay in force: {error}"
         short = service.short_index()
         level = logging.WARNING if changes.later or short else logging.INFO

@@ -19,6 +19,7 @@ from pagetier.daemon.common.systemd_notify import Notifier
 from pagetier.daemon.common.version_option import version_option
 from pagetier.daemon.config.cli_options import NonEmptyPath, changes_meant, config_flags, config_options
 from pagetier.daemon.config.loader import ConfigError, ConfigReader
+from pagetier.daemon.config.mistakes import log_lines
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.config_check import check_config
 from pagetier.daemon.host.arena_fit import fit, geometry_of, need_of, serves
@@ -26,7 +27,7 @@ from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.listening_socket import SocketError
 from pagetier.daemon.host.prefault import PrefaultError
 from pagetier.daemon.lifecycle import RunContext, run
-from pagetier.daemon.memory_release import name_meant, release_as_owner
+from pagetier.daemon.memory_release import name_and_socket, release_as_owner
 from pagetier.daemon.server.control_socket import Server
 from pagetier.daemon.stop_signals import Reported
 from pagetier.shm._core import ShmError
@@ -121,7 +122,7 @@ class Action(Enum):
     "action",
     flag_value=Action.RELEASE_MEMORY,
     type=click.UNPROCESSED,
-    help="Release the memory that an earlier daemon left, and exit; root may do so for every user.",
+    help="Release the memory and the socket that an earlier daemon left, and exit; root may do so for every user.",
 )
 @config_options
 @click.pass_obj
@@ -148,7 +149,7 @@ def main(
     try:
         if action is Action.RELEASE_MEMORY:
             log_to_stderr("info")
-            release_as_owner(name_meant(config, os.environ, config_flags(flags)))
+            release_as_owner(*name_and_socket(config, os.environ, config_flags(flags)))
             return
         settings = reader.read()
         if action is Action.CHECK:
@@ -236,14 +237,14 @@ def open_segments(settings: Config, leftovers: Leftovers = Leftovers.ADOPT) -> S
 
 
 def give_up(code: Exit, error: object) -> NoReturn:
-    """Ends the process after one line on stderr: a sentence on a terminal, a line with event=refused in a log."""
-    message = f"Error: {error}" if sys.stderr.isatty() else _line(code, error)
+    """Ends the process, and says why: a sentence on a terminal, in a log a line with event=refused for each mistake."""
+    message = f"Error: {error}" if sys.stderr.isatty() else "\n".join(_line(code, each) for each in log_lines(error))
     with suppress(OSError):
         click.echo(message, err=True)
     raise SystemExit(code)
 
 
-def _line(code: Exit, error: object) -> str:
+def _line(code: Exit, error: str) -> str:
     record = logging.LogRecord("pagetierd", logging.ERROR, "", 0, "%s", (error,), None)
     vars(record).update(event("refused", code=code.value))
     return formatter().format(record)

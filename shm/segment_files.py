@@ -152,7 +152,7 @@ def lock(name: str, index: int) -> None:
     deadline = Deadline(_LOCK_PATIENCE_S)
     while not _locks(index, fcntl.LOCK_EX):
         if deadline.is_over:
-            raise InUseError(f"another daemon uses segments {name!r}: stop it, or use another name")
+            raise InUseError(f"another daemon uses segments {name!r}: stop it, or use another --name and --socket")
         clock.sleep(_LOCK_PATIENCE_S / 10)
 
 
@@ -219,9 +219,10 @@ def _cannot_create(name: str, kind: str, why: str) -> ShmError:
 
 
 def _not_ours(name: str, kind: str) -> ShmError:
-    owner = owner_of(name, kind)
-    whose = f"user {user_name(owner)}" if owner is not None else "another user"
-    return ShmError(f"{_file(name, kind)} belongs to {whose}: use another name, or have root or that user remove it")
+    whose = "another user" if (owner := owner_of(name, kind)) is None else f"user {user_name(owner)}"
+    release = f"have root run `pagetierd --name {name} --release-memory`, which releases nothing that a daemon uses"
+    used = "if a daemon runs there, use it (access.users), or use another --name and --socket"
+    return ShmError(f"{_file(name, kind)} belongs to {whose}: {used}; if none runs, {release}")
 
 
 def _locks(index: int, way: int) -> bool:

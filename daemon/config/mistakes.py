@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+
+from pagetier.shm.log_format import event
 
 
 class ConfigError(Exception):
     """The configuration is invalid; the message is for administrators and names the source of the value."""
+
+
+def log_lines(error: object) -> list[str]:
+    """Returns the message of an error as lines of a log, one for each mistake."""
+    return [line.strip() for line in str(error).splitlines()] or [""]
+
+
+def log_each(write: Callable[..., None], error: object, kind: str) -> None:
+    """Logs the message of an error by a method of a logger, each mistake in a line of its own with this event."""
+    for line in log_lines(error):
+        write("%s", line, extra=event(kind))
 
 
 class Mistakes:

@@ -8,6 +8,7 @@ import os
 import socket
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,7 @@ from pagetier.daemon.host.folders import existing_folder, make_folders, why_no_f
 from pagetier.daemon.host.mounts import MOUNTINFO, read_mounts
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
+from pagetier.shm.segment_files import user_name
 from pagetier.shm.socket_trust import folder_flaw
 
 log = logging.getLogger("pagetierd.socket")
@@ -52,7 +54,7 @@ class BoundSocket:
         Returns:
             The previous listener, which the caller closes; None if the listener is the same.
         """
-        if identity(self.path) == self._file:
+        if self._file is not None and identity(self.path) == self._file:
             return None
         try:
             before, self.listener = self.listener, self._open()
@@ -187,8 +189,21 @@ def _why_no_folder(folder: Path, setting: str, error: OSError) -> str:
 
 
 def _why_unusable(path: Path, setting: str, error: OSError) -> str:
+    if isinstance(error, PermissionError) and (owner := _other_owner(path)) is not None:
+        engines = " here and in the engines (PAGETIER_SOCKET)" if setting == "socket" else ""
+        left = f"left by a daemon of user {user_name(owner)} that has ended"
+        return f"{setting} = {path}, {left}: have root remove it, or set another {setting}{engines}"
     remedy = f"; this user may not write to {path.parent}: set another {setting}" if error.errno == errno.EACCES else ""
     return f"{setting} = {path}: {error.strerror}{remedy}"
+
+
+def _other_owner(path: Path) -> int | None:
+    """Returns the other user to whom the socket at a path belongs; None if there is none."""
+    with suppress(OSError):
+        found = path.lstat()
+        if stat.S_ISSOCK(found.st_mode) and found.st_uid != os.geteuid():
+            return found.st_uid
+    return None
 
 
 def _clear(path: Path, setting: str) -> None:

@@ -296,6 +296,19 @@ def test_what_the_running_daemon_listens_on_is_no_failure(tmp_path: Path) -> Non
     assert other.reported == f"another daemon listens on {daemon.socket}: stop it, or set another socket"
 
 
+@as_root
+def test_a_dead_socket_of_another_user_fails_as_at_the_start(name: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="pagetier-test-") as folder, socket.socket(socket.AF_UNIX) as left:
+        Path(folder).chmod(0o755)
+        left.bind(f"{folder}/s")
+        Path(f"{folder}/s").chmod(0o666)
+        given = ("--socket", f"{folder}/s", "--arena-size", "1MiB", "--name", name)
+        started, checked = (pagetierd(*given, *more, code=CHECK_AS_NOBODY) for more in ((), ("--check",)))
+    assert started.reported == checked.reported
+    assert started.reported.startswith(f"socket = {folder}/s, left by a daemon of user root that has ended: have root ")
+    assert started.reported.endswith("remove it, or set another socket here and in the engines (PAGETIER_SOCKET)")
+
+
 def test_a_file_in_place_of_a_socket_fails_as_at_the_start(tmp_path: Path, given: list[str]) -> None:
     (tmp_path / "s").touch()
     checked, started = pagetierd(*given, "--check"), pagetierd(*given)

@@ -88,6 +88,16 @@ def test_a_configuration_without_read_permission_is_named() -> None:
     assert ended.reported.endswith(" must be able to read it and to enter its folders")
 
 
+def test_each_mistake_is_a_log_line(tmp_path: Path) -> None:
+    config = tmp_path / "pagetierd.toml"
+    config.write_text('sokcet = "/x"\n[evict]\npolicy = "lfu"\n')
+    ended = pagetierd("--config", str(config))
+    lines = ended.text.splitlines()
+    assert len(lines) == 3 and all("event=refused" in line and "code=2" in line for line in lines), ended.text
+    assert "2 mistakes:" in lines[0] and "sokcet" in lines[1] and "lfu" in lines[2]
+    assert "\\n" not in ended.text
+
+
 # --- the socket ------------------------------------------------------------------------------------------------------
 
 

@@ -45,7 +45,7 @@ def test_two_daemons_cannot_use_the_same_segments(tmp_path: Path) -> None:
     with RunningDaemon() as first, first.client() as client:
         fill(first)
         text = refused(*arguments(first, "--socket", str(tmp_path / "other.sock")))
-        assert f"another daemon uses segments '{first.name}'" in text
+        assert text == f"another daemon uses segments '{first.name}': stop it, or use another --name and --socket"
         assert refused(*arguments(first, "--socket", str(tmp_path / "other.sock")), "--fresh")
         assert client.attached
         assert still_serves(client)
@@ -141,8 +141,10 @@ def test_incomplete_segments_are_created_again(left: RunningDaemon) -> None:
 @as_root
 def test_segments_of_another_user(left: RunningDaemon) -> None:
     text = refused(*arguments(left), code=AS_NOBODY)
-    assert f"/dev/shm/{left.name}.index belongs to user root: use another name" in text
-    assert "have root or that user remove it" in text
+    assert f"/dev/shm/{left.name}.index belongs to user root: if a daemon runs there, use it (access.users)" in text
+    assert "or use another --name and --socket; if none runs, have root run " in text
+    assert f"`pagetierd --name {left.name} --release-memory`, which releases nothing that a daemon uses" in text
+    assert "remove" not in text, "nobody is led to remove segments that a daemon may use"
 
 
 @as_root
@@ -177,7 +179,7 @@ def test_other_file_types_of_another_user_are_rejected(
     os.chown(file, NOBODY, NOBODY, follow_symlinks=False)
     try:
         text = refused(*given)
-        assert f"{file} belongs to user nobody: use another name, or have root or that user remove it" in text
+        assert f"{file} belongs to user nobody: if a daemon runs there, use it" in text
         assert not (tmp_path / "victim").exists()
     finally:
         file.rmdir() if file.is_dir() else file.unlink()
