@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from pagetier.daemon.config.fields import Field, fields
+from pagetier.daemon.config.fields import Field, SetText, fields
 from pagetier.daemon.config.schema import Config
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -48,7 +48,9 @@ def config_flags(parameters: Mapping[str, Any]) -> dict[str, str | None]:
 
     `--set` overrides a setting's own flag.
     """
-    return {field.path: parameters[field.parameter] for field in _fields_with_flag()} | dict(parameters["changes"])
+    return {field.path: parameters[field.parameter] for field in _fields_with_flag()} | {
+        path: SetText(text) for path, text in parameters["changes"]
+    }
 
 
 def changes_meant(option: str) -> list[str]:

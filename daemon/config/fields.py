@@ -49,6 +49,12 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
         return "--" + self.parameter.replace("_", "-") if self.has_flag else f"--set {self.path}"
 
 
+class SetText(str):
+    """A value that `--set` gave, and not the setting's own flag."""
+
+    __slots__ = ()
+
+
 def value_of(config: Config, field: Field) -> Any:
     """Returns the value of a setting in a configuration."""
     return getattr(getattr(config, field.section) if field.section else config, field.key)

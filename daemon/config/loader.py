@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from pagetier.daemon.config.fields import Field, fields, replaced
+from pagetier.daemon.config.fields import Field, SetText, fields, replaced
 from pagetier.daemon.config.mistakes import ConfigError, Mistakes
 from pagetier.daemon.config.schema import PREFIX, Config
 from pagetier.daemon.config.suggestions import (
@@ -287,7 +287,8 @@ def _read_flags(flags: Mapping[str, str | None], reading: _Reading) -> None:
             unknown = f'flag --set: unknown setting "{path}"{hint_for_path(path, [*known])}'
             reading.mistakes.note(ConfigError(unknown))
         elif raw is not None:
-            reading.take(known[path], raw, f"flag {known[path].flag}")
+            flag = f"--set {path}" if isinstance(raw, SetText) else known[path].flag
+            reading.take(known[path], raw, f"flag {flag}")
 
 
 def _check_in_force(config: Config, reading: _Reading) -> None:

@@ -55,6 +55,14 @@ def test_set_overrides_a_flag_and_an_earlier_set() -> None:
         assert config.name == "last"
 
 
+def test_a_mistake_is_that_of_the_option_which_has_it() -> None:
+    none = {field.parameter: None for field in FLAGS} | {"changes": ()}
+    by_set, by_flag = {"changes": (("arena.size", "12x"),)}, {"arena_size": "12x"}
+    for given, blamed in ((by_set, "flag --set arena.size: "), (by_flag, "flag --arena-size: ")):
+        with pytest.raises(ConfigError, match=f"^{blamed}"):
+            load(None, {}, config_flags({**none, **given}))
+
+
 def test_a_value_may_contain_an_equals_sign_and_be_empty() -> None:
     (config,), _, _ = run("--set", "remote.url=s3://pages/kv?endpoint=http://h:1", "--set", "access.users=")
     assert (config.remote.url, config.access.users) == ("s3://pages/kv?endpoint=http://h:1", ())
