@@ -151,7 +151,8 @@ def _tables(snapshot: Snapshot) -> Iterator[RenderableType]:
 def _what_counts(snapshot: Snapshot) -> str:
     """Returns what the first line, hits, misses and hit ratios count, since they differ."""
     memory = (
-        "Tokens that vLLM has in its own prefix cache count below only."
+        "Tokens that vLLM has in its own prefix cache count below only: as misses, and as not in time, if memory lacks"
+        " them."
         " Hits and misses of memory are pages at the first match of each request, and so is their ratio."
     )
     disk = (

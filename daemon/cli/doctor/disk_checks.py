@@ -144,13 +144,10 @@ def _room(device: DeviceOptions, frame: int, space: DiskSpace) -> Result:
             f" {device_capacity_text(device, frame)}",
         )
     needed = f"{format_size(free)} free, but {format_size(size - in_use)} more are needed"
-    return problem("disk room", f"{path}: {needed}: {_offer(device, frame, space.room // 2**20 * 2**20)}")
-
-
-def _offer(device: DeviceOptions, frame: int, size: int) -> str:
-    if not fits_a_frame(device.store, size, device.environments, frame, device.compress):
-        return "no disk tier fits: free some space, or set another disk.path"
-    return f'disk.size = "{spell_size(size)}" would fit'
+    fitting = space.room // 2**20 * 2**20
+    if not fits_a_frame(device.store, fitting, device.environments, frame, device.compress):
+        return problem("disk room", f"{path}: {needed}: no disk tier fits: free some space, or set another disk.path")
+    return warning("disk room", f'{path}: {needed}: disk.size = "{spell_size(fitting)}" would fit')
 
 
 def _standing(disk: DiskReport) -> Iterator[Result]:

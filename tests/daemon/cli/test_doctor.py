@@ -163,13 +163,18 @@ def test_leftovers_in_one_line_name_who_takes_them_over(monkeypatch: pytest.Monk
         daemon.start()
 
 
-@pytest.mark.parametrize(("free", "offered"), [(0, "set another disk.path"), (64, 'disk.size = "64MiB"')])
-def test_a_file_system_without_room_for_a_tier_is_offered_no_size(free: int, offered: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("free", "level", "offered"),
+    [(0, Level.PROBLEM, "set another disk.path"), (64, Level.WARNING, 'disk.size = "64MiB" would fit')],
+)
+def test_a_size_beyond_the_disk_is_a_warning_and_a_problem_only_if_no_tier_fits(
+    free: int, level: Level, offered: str, tmp_path: Path
+) -> None:
     mib = 1 << 20
     host = Host(statvfs=lambda _: os.statvfs_result((mib, mib, 512, free, free, 0, 0, 0, 0, 255)))
     config = Config(disk=DiskOptions(path=(tmp_path,), size=(1 << 30,)))
-    (room,) = (each.text for each in check_disk(config, host, None) if each.what == "disk room")
-    assert offered in room
+    (room,) = (each for each in check_disk(config, host, None) if each.what == "disk room")
+    assert room.level is level and offered in room.text
 
 
 def test_a_restart_that_would_fail_is_a_warning(tmp_path: Path) -> None:

@@ -198,6 +198,7 @@ def test_the_header_and_the_line_say_what_was_found_where() -> None:
 def test_the_header_says_what_hits_and_ratios_count(daemon: RunningDaemon) -> None:
     shown = " ".join(daemon.pagetier("stats").output.split())
     assert "Hits and misses of memory are pages at the first match of each request" in shown
+    assert "count below only: as misses, and as not in time, if memory lacks them" in shown
     assert re.search(r"No lookups yet|[1-9]\d* lookups?: [\d.]+% of the looked-up tokens found", shown), shown
 
 

@@ -155,7 +155,7 @@ def test_a_file_system_that_fills_up() -> None:
             assert "is full" in daemon.log.read_text(), daemon.reported()
             spoken = daemon.doctor()
             assert "is tmpfs: its pages do not survive a reboot" in spoken
-            assert "problem  disk room" in spoken
+            assert "warning  disk room" in spoken and "problem  disk tier" in spoken
             engine.goes_on(50_000)
             for number in range(pages):
                 if engine.where(number) == "disk":
