@@ -6,8 +6,8 @@ Three engines of a small Llama take turns with the same prompts, which are on di
 `load`. The disk is slowed down to a multiple of break-even, at which loading takes as long as computing. What the
 engine with `measured` decided is counted. It takes about ten minutes.
 
-An engine that waits for its turn must not compute: threads of OpenMP end to spin at once. The machine's speed changes
-by the minute, so that break-even is measured again for each disk, and a ratio is of times within the same second.
+The engines take turns prompt set by prompt set: the worker of vLLM spins for a second after its last step. The
+machine's speed changes by the minute, so that break-even is measured again for each disk.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ HARNESS = Path(__file__).parents[1] / "tests" / "harness"
 MODES = ("always", "never", "measured")
 MULTIPLES = (0.5, 1.0, 2.0, 4.0)
 TOKENS, PAGE = 3000, 128
-PROMPTS, ROUNDS, WARM = 12, 4, 10
+PROMPTS, ROUNDS = 12, 4
+SPINS_S = 1.5  # vLLM's worker, after its last step
 QUIET_THREADS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
 DECISIONS = {  # by the first counter of vLLM's metrics that has grown; none has if a prompt is computed to measure that
     "disk_tokens": "loaded from disk",
@@ -61,26 +62,32 @@ class Contest:
     def run(self, multiple: float) -> dict[str, list[float]]:
         """Returns the times of each engine with a disk that takes `multiple` times as long as computing."""
         self._delay.write_text("0")
-        computing, loading = (self._median(mode) for mode in ("never", "always"))
+        computing, loading = (statistics.median(self._turn(mode)) for mode in ("never", "always"))
         self._delay.write_text(str(max(0.0, multiple * computing - loading) / (TOKENS // PAGE)))
-        for number in range(WARM):
-            self._on_disk(self.engines["measured"], self._prompts[number % PROMPTS])
+        self._turn("measured")  # it learns the disk
         self.decided.clear()
         times: dict[str, list[float]] = {mode: [] for mode in MODES}
-        for number in range(ROUNDS * PROMPTS):
+        for number in range(ROUNDS):
             for mode in (*MODES[number % 3 :], *MODES[: number % 3]):
-                before = self._counted(mode)
-                times[mode].append(self._on_disk(self.engines[mode], self._prompts[number % PROMPTS]))
-                grown = (name for name, count in self._counted(mode).items() if count > before[name])
-                self.decided[DECISIONS[next(grown, "")]] += mode == "measured"
+                times[mode] += self._turn(mode)
         return times
+
+    def _turn(self, mode: str) -> list[float]:
+        """Returns the time of each prompt in an engine, while the others are idle."""
+        time.sleep(SPINS_S)
+        return [self._decided(mode, one) for one in self._prompts]
+
+    def _decided(self, mode: str, tokens: list[int]) -> float:
+        """Returns the time of a prompt, and counts what the engine with `measured` decided."""
+        before = self._counted(mode)
+        seconds = self._on_disk(self.engines[mode], tokens)
+        grown = (name for name, count in self._counted(mode).items() if count > before[name])
+        self.decided[DECISIONS[next(grown, "")]] += mode == "measured"
+        return seconds
 
     def _counted(self, mode: str) -> dict[str, int]:
         metrics = self.engines[mode].do("metrics")
         return {name: metrics.get(f"vllm:pagetier_{name}", 0) for name in filter(None, DECISIONS)}
-
-    def _median(self, mode: str) -> float:
-        return statistics.median(self._on_disk(self.engines[mode], one) for one in self._prompts)
 
     def _on_disk(self, engine: VllmEngine, tokens: list[int]) -> float:
         forget(engine)
