@@ -28,7 +28,7 @@ _LEAST_LOOKUPS = 20
 _LEAST_NAME, _DIGITS = 14, 8  # characters of a namespace, and of the digest at its end
 _NOTHING = "no lookups were counted yet: run engines against this daemon, then ask again"
 _AT_LEAST = "At least: LRU would find that much. The daemon evicts by cadence, which finds about as much or more."
-_LEFT_OUT = "without misses never stored"
+_LEFT_OUT = "those never stored are left out (pagetier stats counts them)"
 _NO_STORES = "found nothing, and no page was stored after them: there is nothing to predict from"
 
 
@@ -90,7 +90,7 @@ def _report(advice: SizeAdvice, snapshot: Snapshot, prefill_rate: float | None) 
 def _too_few(advice: SizeAdvice, width: int) -> Iterator[str]:
     """Yields what there is to say of a few lookups: predictions from them would look like knowledge."""
     counts = counted(advice.lookups, "lookup")
-    found = f"{advice.total.hit_ratio:.1%} of the tokens found, {_LEFT_OUT}"
+    found = f"{advice.total.hit_ratio:.1%} of the tokens found; {_LEFT_OUT}"
     text = f"too little to advise on: {counts} so far, {found}; ask again from {_LEAST_LOOKUPS} lookups on"
     yield from textwrap.wrap(text, width)
 
@@ -124,7 +124,8 @@ def _advice_lines(advice: SizeAdvice, prefill_rate: float | None, width: int) ->
     total = advice.total
     tokens = f"{total.hit_ratio:.1%} of {advice.tokens_per_second:,.0f} tokens/s"
     yield f"Below, lookups {spell_duration(LOOKUP_WINDOW_S)} ago count 1/e: {tokens}"
-    yield f"are found ({counted(advice.lookups, 'lookup')}), {_LEFT_OUT}"
+    yield f"are found ({counted(advice.lookups, 'lookup')});"
+    yield _LEFT_OUT
     if advice.warning:
         yield from textwrap.wrap(f"warning: {advice.warning}", width, break_on_hyphens=False)
     yield ""

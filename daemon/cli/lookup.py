@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import IO, Final
+from typing import IO
 
 import click
 import msgspec
 
 from pagetier.daemon.cli.daemon_connection import daemon_at, socket_option
-from pagetier.daemon.cli.page_arguments import FileCommand, named_pages, pages_options
+from pagetier.daemon.cli.page_arguments import FileCommand, named_pages, no_chain, pages_options
 from pagetier.daemon.stats.page_lookup import look_up, lookup_note
 from pagetier.shm.units import counted
-
-_NO_CHAIN: Final = (
-    "no page has these tokens; token IDs name only pages whose keys are pagetier's own chain: pages of vLLM are found"
-    " by its block hashes only (hashes of POST /v1/lookup), or by keys (--keys-file)"
-)
 
 
 @click.command(cls=FileCommand)
@@ -36,7 +31,7 @@ def lookup(
         space, keys = named_pages(daemon.observer, namespace, keys_file, tokens_file)
         found = look_up(daemon.observer, keys, space.page_tokens)
         is_found = found.memory or found.disk
-        note = _NO_CHAIN if tokens_file and keys and not is_found else lookup_note(daemon.observer, space, keys)
+        note = no_chain(space) if tokens_file and keys and not is_found else lookup_note(daemon.observer, space, keys)
     if note:
         click.echo(f"note: {note}", err=True)
     if show:

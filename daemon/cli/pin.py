@@ -78,7 +78,7 @@ def unpin(socket: Path, namespace: str | None, file: IO[bytes] | None, show: str
     no daemon.
     """
     outcome, _ = _send(socket, namespace, file, HintKind.UNKEEP)
-    _print(outcome, show, f"{counted(outcome.applied, 'page')} not pinned now")
+    _print(outcome, show, f"{counted(outcome.applied, 'page')} unpinned")
 
 
 def _expect_all(outcome: PinOutcome, why: str) -> None:

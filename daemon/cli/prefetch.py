@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, duration_option, socket_option
-from pagetier.daemon.cli.page_arguments import FileCommand, named_pages, pages_options
+from pagetier.daemon.cli.page_arguments import FileCommand, named_pages, no_chain, pages_options
 from pagetier.daemon.host.peer_credentials import Rights
 from pagetier.shm.clock import Deadline
 from pagetier.shm.page_rows import PAGE_KEYS
@@ -19,6 +19,7 @@ from pagetier.shm.units import counted
 
 # Pages of a request. The daemon begins their reads in one turn, in about 15 ms, while others wait.
 _AT_ONCE: Final = 1 << 12
+_ABSENT: Final = "the other pages are in no tier, or behind one that is not"
 
 
 class PrefetchOutcome(msgspec.Struct, frozen=True):
@@ -52,19 +53,19 @@ def prefetch(
     usage; 3: no daemon.
     """
     with daemon_at(socket, Rights.ATTACH) as daemon:
-        _, keys = named_pages(daemon.observer, namespace, keys_file, tokens_file)
+        space, keys = named_pages(daemon.observer, namespace, keys_file, tokens_file)
         parts = list(_read(daemon, keys, timeout))
     in_memory = sum(part.outcomes.count(FetchOutcome.IN_MEMORY) for part in parts)
     reasons = [part.reason for part in parts if part.reason]
     outcome = PrefetchOutcome(PAGE_KEYS.count(keys), in_memory, reasons[0] if reasons else "")
     text = f"{outcome.in_memory:,} of {counted(outcome.pages, 'page')} are in memory"
     click.echo(msgspec.json.encode(outcome) if show else text)
-    _expect_all(outcome)
+    _expect_all(outcome, no_chain(space) if tokens_file and not in_memory else _ABSENT)
 
 
-def _expect_all(outcome: PrefetchOutcome) -> None:
+def _expect_all(outcome: PrefetchOutcome, why: str) -> None:
     if outcome.in_memory < outcome.pages:
-        raise click.ClickException(outcome.reason or "the other pages are in no tier, or behind one that is not")
+        raise click.ClickException(outcome.reason or why)
 
 
 def _read(daemon: Daemon, keys: bytes, timeout: float) -> Iterator[Fetched]:

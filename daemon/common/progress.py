@@ -42,8 +42,8 @@ def progress_bar(title: str, stream: TextIO) -> Iterator[Progress]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
     with Bars(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=Console(file=stream)) as bars:
-        task = bars.add_task(title, total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)
+        task = bars.add_task(title, total=None, visible=False)  # without a total it would show "0/? bytes"
+        yield lambda done, total: bars.update(task, completed=done, total=total, visible=True)
 
 
 class ProgressLines:

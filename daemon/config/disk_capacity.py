@@ -20,17 +20,19 @@ def frames_of_device(device: DeviceOptions, frame: int) -> int:
 
 def device_capacity_text(device: DeviceOptions, frame: int) -> str:
     """Returns "room for 74.9 MiB in 19,180 frames" for one device."""
-    frames = frames_of_device(device, frame)
-    return f"room for {format_size(frames * frame)} in {frames:,} frames"
+    return _room(frames_of_device(device, frame), frame)
 
 
 def disk_capacity_text(config: Config) -> str:
     """Returns "room for 74.9 MiB in 19,180 frames" for the disk tier."""
-    frames = frames_of_disk(config)
-    return f"room for {format_size(frames * config.arena.frame_size)} in {frames:,} frames"
+    return _room(frames_of_disk(config), config.arena.frame_size)
 
 
 def capacity_notes(config: Config) -> dict[str, str]:
     """Returns what fits under each cap, by the path of its setting."""
-    arena = {"arena.size": f"room for {config.arena.frames:,} frames"}
+    arena = {"arena.size": _room(config.arena.frames, config.arena.frame_size)}
     return arena | ({"disk.size": disk_capacity_text(config)} if config.disk.size else {})
+
+
+def _room(frames: int, frame: int) -> str:
+    return f"room for {format_size(frames * frame)} in {frames:,} frames"

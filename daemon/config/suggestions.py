@@ -72,9 +72,18 @@ def advice_for_line(text: str, error: str) -> str:
     if error.startswith("Cannot overwrite a value"):
         return f': "{line}" sets a key again: remove one of the two lines'
     if error.startswith("Cannot declare") and error.partition(" (at")[0].endswith("twice"):
-        return f': "{line}" begins a table again: write its keys below the first one'
+        return f': "{line}" begins a table again: {_advice_for_table(text, line)}'
     bare = _BARE_VALUE.fullmatch(line)
     return f': "{line}": write {bare[1]} = "{bare[2]}", in quotes' if bare else f': "{line}"'
+
+
+def _advice_for_table(text: str, header: str) -> str:
+    """Returns what to write instead of a table's second header. A dotted key before all tables is a first one, too."""
+    name = header.partition("]")[0].strip("[ ")
+    keys = [line.partition("=")[0].strip() for line in f"\n{text}".partition("\n[")[0].split("\n")]
+    dotted = next((key for key in keys if key.startswith(f"{name}.")), "")
+    moved = f"move {dotted} below it, as {dotted.removeprefix(f'{name}.')}"
+    return moved if dotted else "write its keys below the first one"
 
 
 _OF_SERVICE: Final = re.compile(r"PAGETIER_(SERVICE_(HOST|PORT)|PORT)(_.*)?")

@@ -31,6 +31,7 @@ _GIB: Final = 1 << 30
 _LEAST_ARENA: Final = 64 << 20
 _GPU_DEVICES: Final = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 _SHARED_MEMORY: Final = Path("/dev/shm")
+_NO_GPU: Final = "it needs a GPU; `make race` in a checkout compares it on the CPU, too"
 # vLLM's sockets have names of 36 characters, and a socket's path has at most 107.
 _LONGEST_PLACE: Final = 107 - len("/pagetier-bench-01234567/1-2/") - 36
 
@@ -126,7 +127,7 @@ class Comparison:
         command = f"`vllm serve {arguments.model}` {len(self._systems)} times"
         _say(f"{counted(arguments.rounds, 'round')}: each starts {command}: {names}")
         if System.NATIVE not in self._systems:
-            _say("native offloading is left out: " + ("by --no-native" if _has_gpu() else "it needs a GPU"))
+            _say("native offloading is left out: " + ("by --no-native" if _has_gpu() else _NO_GPU))
         _say(f"memory beside vLLM's own: {format_size(self._arena_bytes)} for one of them at a time (--arena)")
         _say("how long it takes depends on the size of vLLM's cache: the first start measures it ...")
 

@@ -15,6 +15,9 @@ from pagetier.client.cli.bench.workload import BenchPrompt
 from pagetier.shm.units import counted
 
 _MIB: Final = 1 << 20
+_ONE_ROUND: Final = (
+    "with one round they do not show how runs differ, and noise looks like a gain: take --rounds 3 or more"
+)
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -176,7 +179,8 @@ def _digits(value: float) -> str:
 
 
 def _remarks(report: BenchReport) -> Iterator[str]:
-    yield f"intervals: bootstrap over rounds and requests, seed {report.seed}; few rounds make them too narrow"
+    few = _ONE_ROUND if report.rounds == 1 else "few rounds make them too narrow"
+    yield f"intervals: bootstrap over rounds and requests, seed {report.seed}; {few}"
     total = report.rounds * report.requests
     counts = ", ".join(f"{name} {count}" for name, count in report.different_answers.items())
     yield f"answers that differ from the first ones of vLLM alone, of {total}: {counts}"

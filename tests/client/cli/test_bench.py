@@ -139,7 +139,7 @@ def test_the_output_says_first_what_it_will_do_and_then_how_long(host: Host) -> 
     assert done.returncode == 0, done.stderr
     said = done.stderr.splitlines()
     assert said[0].startswith("2 rounds: each starts `vllm serve fake` 2 times: vLLM alone, pagetier")
-    assert "native offloading is left out" in said[1]
+    assert "native offloading is left out" in said[1] and "`make race`" in said[1]
     assert any(line.startswith("prompts: 3 chats of 384 tokens") for line in said)
     assert f"vLLM's own cache holds {fake_vllm_serve.CACHE_TOKENS:,} tokens" in said
     assert [line for line in said if line.startswith("note: it may still have a chat") and line.endswith("--chats 8")]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pagetier.client.cli.bench.intervals import Bootstrap
+from pagetier.client.cli.bench.report import BenchReport, text_of
 from pagetier.client.cli.bench.workload import Chats, chats_needed, prompts_of_trace, warm_up_prompt
 from pagetier.client.cli.replay.trace import Trace, read_trace
 
@@ -87,3 +88,9 @@ def test_rounds_that_differ_widen_the_interval() -> None:
 def test_a_seed_gives_the_same_interval_again() -> None:
     values = np.random.default_rng(0).normal(10, 2, (2, 9))
     assert Bootstrap(3).median(values) == Bootstrap(3).median(values) != Bootstrap(4).median(values)
+
+
+@pytest.mark.parametrize(("rounds", "advises"), [(1, True), (2, False)])
+def test_the_report_of_one_round_advises_more(rounds: int, advises: bool) -> None:
+    report = BenchReport("m", rounds, requests=4, seed=0, rows=[], different_answers={}, evicted_pages=0)
+    assert ("take --rounds 3 or more" in text_of(report)) == advises

@@ -59,7 +59,7 @@ def test_each_setting_has_its_value_and_its_source(daemon: RunningDaemon) -> Non
     assert found["evict.free"]["value"] == "0.02" and found["evict.free"]["source"].endswith("daemon.toml: evict.free")
     assert found["disk.sync"] == {"value": "10s", "source": "default"}
     lines = {line.split(" =")[0]: line for line in pagetier("config", daemon).output.splitlines()}
-    assert lines["arena.size"].endswith("# flag --arena-size; room for 256 frames")
+    assert lines["arena.size"].endswith("# flag --arena-size; room for 16.0 MiB in 256 frames")
     assert re.search(r"# .*; room for [0-9.]+ MiB in \d+ frames$", lines["disk.size"])
 
 

@@ -84,8 +84,12 @@ def test_a_lookup_of_tokens_that_are_not_found_says_that_an_engine_may_have_keys
 ) -> None:
     file = tmp_path / "tokens"
     file.write_text(json.dumps(list(range(1 << 20, (1 << 20) + 16))))
-    done = daemon.pagetier("pages", "lookup", "--namespace", SPACE.digest.hex(), "--tokens-file", str(file))
-    assert "pages of vLLM are found by its block hashes only" in done.stderr and "?" not in done.stderr
+    (name,) = (space.label for space in daemon.snapshot().namespaces if space.digest == SPACE.digest.hex())
+    for command, code in (("lookup", 0), ("prefetch", Exit.WRONG)):
+        done = daemon.pagetier("pages", command, "--namespace", SPACE.digest.hex(), "--tokens-file", str(file))
+        said = " ".join(done.stderr.split())
+        assert (done.exit_code, "pages of vLLM and SGLang are found by their block hashes" in said) == (code, True)
+        assert f'`pagetier pages ls "{name}"`' in said and "?" not in said
 
 
 def test_a_lookup_of_less_than_a_page_names_its_tokens(daemon: DiskDaemon, client: Client, tmp_path: Path) -> None:
@@ -245,7 +249,7 @@ def test_the_largest_prefixes_of_a_namespace_are_listed(policy: str) -> None:
 def test_many_keys_are_sent_in_parts(client: Client, daemon: DiskDaemon, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("\n".join(f"{number:064x}" for number in range(70_000)))
-    assert daemon.pagetier("pages", "unpin", "--keys-file", str(file)).output.startswith("0 pages not pinned")
+    assert daemon.pagetier("pages", "unpin", "--keys-file", str(file)).output.startswith("0 pages unpinned")
     done = daemon.pagetier("pages", "prefetch", "--namespace", SPACE.digest.hex(), "--keys-file", str(file))
     assert done.output.startswith("0 of 70,000 pages are in memory")
 

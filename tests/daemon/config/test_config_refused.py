@@ -53,6 +53,19 @@ def test_a_conflict_that_may_end_with_another_mistake_is_not_named(file: Path) -
     assert '"siez"' in refused(file) and "mistakes" not in refused(file)
 
 
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ('arena.size = "1GiB"\n[disk]\n[arena]\n', "move arena.size below it, as size"),
+        ('[arena]\nsize = "1GiB"\n[arena]\n', "write its keys below the first one"),
+        ('[disk]\narena.size = "1GiB"\n[arena]\n[arena]\n', "write its keys below the first one"),
+    ],
+)
+def test_a_second_header_of_a_table_is_answered_with_the_place_of_the_keys(text: str, advice: str, file: Path) -> None:
+    file.write_text(text)
+    assert refused(file).endswith(f'"[arena]" begins a table again: {advice}')
+
+
 # Values in TOML that a setting does not take; the message shows them as they were written.
 VALUES = {
     "name": ['"a/b"', '""', '"é"'],
