@@ -8,10 +8,10 @@ from typing import Final
 import msgspec
 
 from pagetier.client.match import MatchHandle
-from pagetier.shm.page_rows import PAGE_KEYS
+from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Prompt
 
-_BATCH_PAGES: Final = 64  # of several requests that are stored together
+_BATCH_BYTES: Final = 64 * KEY_BYTES  # keys of pages of several requests that are stored together
 
 
 class GroupLoad(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class StoreCommand(msgspec.Struct, frozen=True):
     @property
     def pages(self) -> int:
         """The number of pages."""
-        return PAGE_KEYS.count(self.keys)
+        return len(self.keys) // KEY_BYTES
 
     def __repr__(self) -> str:
         return f"<StoreCommand {self.request}: {self.pages} pages from {self.first} on, group {self.group}>"
@@ -80,7 +80,7 @@ def prompts_of(commands: Sequence[StoreCommand]) -> tuple[Prompt, ...]:
     for command in commands:
         if command.before is not None:
             prompts.append(Prompt(begin, command.before, command.first))
-        begin += command.pages
+        begin += len(command.keys) // KEY_BYTES
     return tuple(prompts)
 
 
@@ -90,13 +90,13 @@ def batches_of(stores: Iterable[StoreCommand]) -> Iterator[list[StoreCommand]]:
     A batch ends when it has enough pages, so that a store that is cancelled loses few of them.
     """
     batches: dict[tuple[int, str], list[StoreCommand]] = {}
-    pages: dict[tuple[int, str], int] = {}
+    sizes: dict[tuple[int, str], int] = {}
     for command in stores:
         group = command.group, command.salt
         batches.setdefault(group, []).append(command)
-        pages[group] = pages.get(group, 0) + command.pages
-        if pages[group] >= _BATCH_PAGES:
-            del pages[group]
+        size = sizes[group] = sizes.get(group, 0) + len(command.keys)
+        if size >= _BATCH_BYTES:
+            del sizes[group]
             yield batches.pop(group)
     yield from batches.values()
 
