@@ -21,9 +21,9 @@ def sentences(sources: Sources) -> Iterator[tuple[str, str]]:
 
 
 def _idle(sources: Sources) -> str:
-    begins = ("private memory", "share of a core", "the same of README's quick start")
+    begins = ("private memory", "share of a core", "the same with 25 %")
     memory, share, with_disk = (sources.tables["service"].row(begin).cell(0) for begin in begins)
-    return f"An idle daemon without a disk takes {memory} and {share} of a core; with the disk below, {with_disk}."
+    return f"An idle daemon takes {memory} and {share} of a core; with a disk of 500 GiB, {with_disk}."
 
 
 def _slows_decoding(sources: Sources) -> str:
