@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -99,6 +100,7 @@ def _forget_buffer(name: str) -> None:
         layers = host_pools.layers_of
         of_model = lambda pool, buffer: layers(pool, buffer)[: pool.target_layer_num]  # noqa: E731
         patch.object(host_pools, "layers_of", of_model).start()
+        _forget_host_draft()
 
 
 def _forget_state() -> None:
@@ -120,6 +122,19 @@ def _forget_host_pool(name: str) -> None:
         return joined(group, kind, {other: pool for other, pool in pools.items() if other != name})
 
     patch.object(host_pools, "_joined", some_joined).start()
+
+
+def _forget_host_draft() -> None:
+    """Leaves out the last layer of index keys, and of the windows of DeepSeek V4: that of a draft with one layer."""
+    joined, keys = host_pools._joined, host_pools._index_keys
+
+    def of_model(group: str, kind: Any, pools: Mapping[str, Any]) -> Any:
+        windows = copy(pools["swa"])
+        windows.layer_num -= 1
+        return joined(group, kind, {**pools, "swa": windows})
+
+    patch.object(host_pools, "_joined", of_model).start()
+    patch.object(host_pools, "_index_keys", lambda pool: keys(pool)[:-1]).start()
 
 
 def load_one_more(name: str) -> None:

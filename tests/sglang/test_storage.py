@@ -117,7 +117,7 @@ def test_a_forgotten_pool_of_deepseek_v4_is_noticed(daemon: DiskDaemon, name: st
         assert [(one.loaded, one.equal) for one in engine.restore(1, 4)] == [(4 * spec.page, False)]
 
 
-@pytest.mark.parametrize("spec", [DRAFTS[1], DRAFTS[5], DRAFTS[-2]], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", [DRAFTS[1], DRAFTS[5], *DRAFTS[-2:]], ids=lambda spec: spec.name)
 def test_a_forgotten_draft_is_noticed(daemon: DiskDaemon, spec: Spec) -> None:
     pages = min(8, _PAGES[spec.page])
     with SglangEngine(spec, daemon.socket, forget="draft") as engine:
