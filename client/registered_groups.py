@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.client.arguments import seconds_to_wait
+from pagetier.client.arguments import seconds_of, seconds_to_wait
 from pagetier.client.async_copy.load_job import LoadHandle
 from pagetier.client.async_copy.store_job import StoreHandle
 from pagetier.client.group_match import GroupKeys, GroupMatch
@@ -209,7 +209,7 @@ class RegisteredGroups:
 
     def close(self, timeout: float) -> bool:
         """Closes the cache of each group, see RegisteredCache.close(), in at most `timeout` seconds altogether."""
-        deadline = Deadline(timeout)
+        deadline = Deadline(seconds_of("timeout", timeout))
         ended = [cache.close(deadline.left) for cache in self.caches]
         return all(ended)
 

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Final
 
+from pagetier.client.arguments import seconds_of
 from pagetier.client.async_copy.arena_pages import pinned_source
 from pagetier.client.async_copy.job import Counts
 from pagetier.client.async_copy.load_job import LoadHandle, LoadingJob
@@ -178,9 +179,9 @@ class AsyncCopier:
         for them. The method may be called again until it returns True. If the device failed with copies in flight, it
         never does.
         """
+        deadline = Deadline(seconds_of("timeout", timeout))
         if self._foreign:
             return True
-        deadline = Deadline(timeout)
         queues = self._stores, self._loads
         for queue in queues:
             queue.close()

@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Iterator
 
+from pagetier.client.arguments import seconds_of
 from pagetier.client.async_copy.arena_pages import Source
 from pagetier.client.async_copy.job import CopyJob, Counts, Piece
 from pagetier.kernels.device import Copy, DeviceError, Direction, EngineEvent, Event
@@ -181,7 +182,8 @@ class LoadHandle:
 
     def wait_ended(self, timeout: float) -> bool:
         """Waits at most `timeout` seconds until the load has ended, and returns whether it has."""
-        return self._job.ended or self._job.wait_until(lambda: self._job.ended, timeout)
+        seconds = seconds_of("timeout", timeout)
+        return self._job.ended or self._job.wait_until(lambda: self._job.ended, seconds)
 
     def ready(self, layer: int) -> bool:
         """Returns whether a layer of all pages is in the cache, without waiting.
@@ -201,10 +203,10 @@ class LoadHandle:
 
         Returns False at once if the layer will never be loaded. Raises ValueError for an unknown layer.
         """
+        deadline = Deadline(seconds_of("timeout", timeout))
         if self._is_decided(layer):
             return self._valid
-        deadline = Deadline(timeout)
-        self._job.wait_until(lambda: self._job.decided(layer), timeout)
+        self._job.wait_until(lambda: self._job.decided(layer), deadline.left)
         event = self._job.event(layer)
         if event is None or self._job.foreign:
             return False
@@ -224,9 +226,10 @@ class LoadHandle:
             that the copies are enqueued, not that they succeed: if they fail, the work starts without the layer, so an
             engine checks `failed` before it uses the results.
         """
+        seconds = seconds_of("timeout", timeout)
         if self._is_decided(layer):
             return self._valid
-        self._job.wait_until(lambda: self._job.decided(layer), timeout)
+        self._job.wait_until(lambda: self._job.decided(layer), seconds)
         event = self._job.event(layer)
         if event is None or not self._valid:
             return False

@@ -265,9 +265,9 @@ class StoreHandle:
         if self._job.foreign:
             refused = bytes([Outcome.REFUSED]) * len(self._job.result)
             return StoreResult(refused, "the store was started in another process")
-        if seconds_of("timeout", timeout) > 0:
+        if (seconds := seconds_of("timeout", timeout)) > 0:
             self.begin()
-        self._job.wait_until(lambda: self._job.decided, timeout)
+        self._job.wait_until(lambda: self._job.decided, seconds)
         return self._job.result
 
     def begin(self) -> None:
@@ -284,9 +284,9 @@ class StoreHandle:
 
         A timeout above 0 begins a delayed store.
         """
-        if seconds_of("timeout", timeout) > 0:
+        if (seconds := seconds_of("timeout", timeout)) > 0:
             self.begin()
-        return self._job.ended or self._job.wait_until(lambda: self._job.ended, timeout)
+        return self._job.ended or self._job.wait_until(lambda: self._job.ended, seconds)
 
     def cancel(self) -> None:
         """Abandons all pages that are not readable when the call returns: their blocks may then be overwritten.

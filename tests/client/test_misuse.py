@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from eventually import PATIENCE_S
+from eventually import PATIENCE_S, eventually
 from pagetier.client import (
     CacheGroup,
     Client,
@@ -23,7 +25,10 @@ from pagetier.client import (
 )
 from pagetier.client.adapters import GroupKeys, adopt, find, reserve_async
 from pagetier.client.registered_group import RegisteredGroup
-from running_daemon import namespace
+from pagetier.kernels.device import Direction
+from pagetier.kernels.host.host_device import HostStream
+from running_daemon import RunningDaemon, namespace
+from virtual_clock import VirtualClock, in_main_thread
 
 PAGE = 1000
 
@@ -50,15 +55,15 @@ def test_a_client_takes_the_path_of_a_socket(wrong: Any) -> None:
         Client(wrong)
 
 
-def test_every_call_takes_a_number_of_seconds(client: Client, keys: Keys) -> None:
+def test_every_call_takes_a_number_of_seconds(
+    daemon: RunningDaemon, client: Client, keys: Keys, standing_clock: VirtualClock
+) -> None:
     cache = registered(client)
     cache.store(range(64), [0, 1, 2, 3])
     on_device = RegisteredGroup(client, cache.paged, cache.namespace)
     on_device._on_gpu = True
-    groups = registered_groups(client)
+    groups, gate = registered_groups(client), threading.Event()
     with client.match(keys) as match, cache.match(range(64)) as pages, groups.match(range(64)) as of_groups:
-        stored = cache.async_store(range(64), [0, 1, 2, 3])
-        assert stored.wait_ended(PATIENCE_S)
         calls: list[Callable[[Any], object]] = [
             lambda timeout: client.store(keys, [bytes(PAGE)] * 4, timeout=timeout),
             lambda timeout: client.load(match, [bytearray(PAGE)] * 4, timeout=timeout),
@@ -70,16 +75,31 @@ def test_every_call_takes_a_number_of_seconds(client: Client, keys: Keys) -> Non
             lambda timeout: cache.load(pages, [0, 1, 2, 3], timeout=timeout),
             lambda timeout: on_device.load(pages, on_device.slots_of([0], 1), 0, timeout),
             lambda timeout: groups.load(of_groups, [[0]], timeout=timeout),
-            stored.wait,
-            stored.wait_ended,
         ]
-        for call in calls:
-            with pytest.raises(TypeError, match=r"^timeout must be a number of seconds, not '1s'$"):
-                call("1s")
-            with pytest.raises(ValueError, match=r"^timeout must be a number of seconds, not NaN$"):
-                call(np.nan)
-            call(np.float32(1))
-            call(np.int64(1))
+        takes_a_number_of_seconds(calls)
+        stored = cache.async_store(range(1000, 1064), [0, 1, 2, 3], after=gate)
+        loaded = cache.async_load(pages, [4, 5, 6, 7], after=gate)
+    assert eventually(lambda: daemon.header().open_entries == 4)
+    client.reserve(namespace().keys(range(5000, 5016)), PAGE).abandon()  # its answer comes behind that of the store
+    standing_clock.is_stuck = in_main_thread  # no wait for the copies ends before its timeout
+    on_stream = partial(loaded.make_stream_wait, HostStream(Direction.LOAD, 1), 0)
+    copies: list[Callable[[Any], object]]
+    copies = [stored.wait, stored.wait_ended, partial(loaded.wait, 0), loaded.wait_ended, on_stream]
+    takes_a_number_of_seconds([*copies, cache.close, groups.close])
+    assert stored.wait(0).pending == 4 and not loaded.wait(0, 0)
+    standing_clock.is_stuck = lambda: False
+    gate.set()
+    assert stored.wait(PATIENCE_S).stored == 4 and loaded.wait_ended(PATIENCE_S)
+
+
+def takes_a_number_of_seconds(calls: Sequence[Callable[[Any], object]]) -> None:
+    for call in calls:
+        with pytest.raises(TypeError, match=r"^timeout must be a number of seconds, not '1s'$"):
+            call("1s")
+        with pytest.raises(ValueError, match=r"^timeout must be a number of seconds, not NaN$"):
+            call(np.nan)
+        call(np.float32(1))
+        call(np.int64(1))
 
 
 def test_a_negative_timeout_is_logged_once_and_waits_for_nothing(

@@ -51,8 +51,10 @@ class VirtualClock:
     def wait(self, block: Callable[[float], _T], seconds: float) -> _T:
         """Returns the result of `block` once that is true, or the last one when the time has passed.
 
-        Waits of several threads pass at the same time.
+        Waits of several threads pass at the same time. Raises TypeError for what a lock takes for no number of seconds.
         """
+        if not isinstance(seconds, float | int):
+            raise TypeError(f"{type(seconds).__name__} is neither float nor int")
         ends = self.now + max(0.0, seconds)
         while not (result := block(0.0)) and self.now < ends:
             if self.is_over:
