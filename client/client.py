@@ -29,7 +29,7 @@ from pagetier.client.registered_group import RegisteredGroup
 from pagetier.client.registered_groups import RegisteredGroups
 from pagetier.client.registration import CacheGroup, EngineOptions, attention_group, require_named
 from pagetier.client.reservation import Reservation
-from pagetier.client.session_lookups import count_lookup, sample_lookup
+from pagetier.client.session_lookups import count_match, sample_lookup
 from pagetier.client.store_result import StoreResult
 from pagetier.kernels.host.buffers import Access, HostBuffers, pages_of
 from pagetier.kernels.layout.cache_layout import CacheLayout
@@ -217,9 +217,9 @@ class Client:
     def match_groups(self, groups: Sequence[GroupKeys], limit: int | None = None) -> GroupMatch:
         """Returns the longest hit on which all layer groups of a model agree, pinned until it is released.
 
-        The call sends no message and waits for nothing. It counts as one lookup, and all tokens after the hit count as
-        missed. An engine that matches a request several times uses find_groups(), and count_lookup() of
-        `pagetier.client.adapters`, instead. Raises ValueError if there are no groups, or more than 64.
+        The call sends no message and waits for nothing. It counts as one lookup: tokens after the hit count as missed,
+        those on disk at the release. An engine that matches a request several times uses find_groups(), and
+        count_lookup() of `pagetier.client.adapters`, instead. Raises ValueError without groups, or for more than 64.
 
         Args:
             groups: The keys of one prompt in each group; at most 64.
@@ -228,7 +228,7 @@ class Client:
         match, session = self.find_groups(groups, limit), self._attachment.session
         if session is None and self._closed:
             self.misuse.report(Misuse.CLOSED)
-        count_lookup(session, match.lookup)
+        count_match(session, match)
         sample_lookup(session, match)
         return match
 

@@ -75,7 +75,7 @@ class RegisteredGroups:
     ) -> GroupMatch:
         """Returns the longest hit, pinned until it is released. Never waits; see Client.match_groups().
 
-        The lookup is counted at once, so tokens that load() reads from disk count as missed. Raises as keys().
+        Tokens on disk that no load() has read count as missed at the release. Raises as keys().
 
         Args:
             tokens: See keys().
@@ -116,6 +116,7 @@ class RegisteredGroups:
                 for cache, its, slots in zip(self.caches, whole.matches, self._needed_slots(whole, tables), strict=True)
             ]
             loaded = whole.tokens if copied == [len(its) for its in whole.matches] else 0
+        match.matches[0].count_from_disk(max(0, loaded - match.tokens))
         if strict and loaded < match.tokens:
             raise IncompleteLoadError(loaded, match.tokens)
         return loaded
@@ -223,7 +224,7 @@ class RegisteredGroups:
 
     @contextmanager
     def _read_rest(self, match: GroupMatch, tables: Sequence[_Table], timeout: float | None) -> Iterator[GroupMatch]:
-        """Yields the longer hit if its pages on disk or in the fleet, for which there are blocks, came in time."""
+        """Yields the longer hit if its pages, for which there are blocks, reached memory in time from disk or fleet."""
         most = min(len(table) // _entries(cache) * cache.page_tokens for cache, table in self._with(tables))
         limit, deadline = min(most, match.asked), Deadline(seconds_to_wait(self._client, timeout))
         session = self._client.session
@@ -232,10 +233,8 @@ class RegisteredGroups:
             yield match
             return
         with self._client.find_groups(match.groups, limit) as reachable:
-            read = PromptReader(self._client, self._rule.rule).read(reachable, match.tokens, deadline)
-        if not read:
-            yield match
-            return
+            reader, count = PromptReader(self._client, self._rule.rule), match.matches[0].count_slower
+            reader.read(reachable, match.tokens, deadline, count)
         with self._client.find_groups(match.groups, limit) as longer:
             yield longer if longer.tokens > match.tokens else match
 

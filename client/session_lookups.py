@@ -35,6 +35,12 @@ def count_lookup(session: Session | None, lookup: Lookup) -> None:
         session.count_lookup(*msgspec.structs.astuple(lookup))
 
 
+def count_match(session: Session | None, match: GroupMatch) -> None:
+    """Counts a match as the lookup of its request, as Client.match() does; tokens on disk only at its release."""
+    count_lookup(session, msgspec.structs.replace(match.lookup, missed_tokens=match.asked - match.available_tokens))
+    match.matches[0].count_later(match.available_tokens - match.tokens)
+
+
 def sample_lookup(session: Session | None, match: GroupMatch) -> None:
     """Lets the daemon learn what a request looked up, for `pagetier advise`: once, with its first match.
 

@@ -647,6 +647,14 @@ class Pins:
         Each page is counted once, in the tier where the match found it; pages of a rematch are counted in its first
         match.
         """
+    def count_later(self, tokens: int, /) -> None:
+        """Makes a match of groups count as a lookup: by the pins of its first group.
+
+        So many tokens after the hit are only on disk. They count as missed at the release, unless they were loaded by
+        then.
+        """
+    def count_from_disk(self, tokens: int, /) -> None:
+        """Counts the first ones of the tokens of count_later() as loaded from disk, each once."""
     def count_slower(self, on_disk: int, remote: int, /) -> None:
         """Records the tokens that are computed because loading them from the disk or the fleet is slower.
 

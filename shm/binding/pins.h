@@ -12,6 +12,7 @@ typedef struct Pins {
     struct Pins *first; /* of a rematch: the match whose lookup it belongs to */
     unsigned int asked, count, reach;
     uint32_t page_tokens, uncounted; /* uncounted: pages at the end of reach whose tokens are not counted yet */
+    uint64_t on_disk, unread; /* of a match of groups: tokens that are only on disk; unread: not counted yet */
     uint64_t slower_on_disk, slower_remote; /* tokens that are computed because loading them is slower */
     unsigned int from_disk; /* pages that were loaded from disk, as far as they are counted */
     bool pinned, due; /* due: released, but not yet unpinned */
@@ -90,14 +91,15 @@ static void pins_drop(Pins *self)
 /* Ends the lookup: pages that were not loaded by now are counted as missed. */
 static void pins_count_missed(Pins *self)
 {
-    if ((self->uncounted || self->slower_remote) && handle_usable(self->session)) {
+    uint64_t missed = self->uncounted * (uint64_t)self->page_tokens + self->unread;
+    if ((missed || self->slower_remote) && handle_usable(self->session)) {
         pt_uses *uses = &self->session->shared.view.uses[self->session->shared.slot];
-        uint64_t missed = self->uncounted * (uint64_t)self->page_tokens;
         pt_count(&uses->missed_tokens, missed);
         pt_count(&uses->disk_slower_tokens, missed < self->slower_on_disk ? missed : self->slower_on_disk);
         pt_count(&uses->remote_slower_tokens, self->slower_remote);
     }
     self->uncounted = 0;
+    self->unread = 0;
     self->slower_remote = 0;
 }
 
@@ -125,6 +127,32 @@ static PyObject *pins_count_loaded(Pins *self, PyObject *arg)
     uint32_t end = pages < first->reach ? (uint32_t)pages : first->reach;
     if (end > first->reach - first->uncounted && handle_usable(first->session))
         pins_count_until(first, end);
+    Py_RETURN_NONE;
+}
+
+/* count_later(tokens): makes a match of groups one that counts as a lookup. So many tokens after the hit are only on
+ * disk: they count as missed at the release, unless they were loaded by then. */
+static PyObject *pins_count_later(Pins *self, PyObject *arg)
+{
+    unsigned long long tokens = PyLong_AsUnsignedLongLong(arg);
+    if (PyErr_Occurred())
+        return NULL;
+    self->page_tokens = 1;
+    self->on_disk = self->unread = tokens;
+    Py_RETURN_NONE;
+}
+
+/* count_from_disk(tokens): records that the first ones of those tokens were loaded. */
+static PyObject *pins_count_from_disk(Pins *self, PyObject *arg)
+{
+    unsigned long long tokens = PyLong_AsUnsignedLongLong(arg);
+    if (PyErr_Occurred())
+        return NULL;
+    uint64_t end = tokens < self->on_disk ? tokens : self->on_disk, counted = self->on_disk - self->unread;
+    if (self->unread && end > counted && handle_usable(self->session)) {
+        pt_count(&self->session->shared.view.uses[self->session->shared.slot].disk_tokens, end - counted);
+        self->unread = self->on_disk - end;
+    }
     Py_RETURN_NONE;
 }
 
@@ -210,6 +238,8 @@ static PyObject *pins_sizes(Pins *self, void *unused)
 static PyMethodDef pins_methods[] = {
     {"release", (PyCFunction)pins_release, METH_NOARGS, NULL},
     {"count_loaded", (PyCFunction)pins_count_loaded, METH_O, NULL},
+    {"count_later", (PyCFunction)pins_count_later, METH_O, NULL},
+    {"count_from_disk", (PyCFunction)pins_count_from_disk, METH_O, NULL},
     {"count_slower", (PyCFunction)pins_count_slower, METH_VARARGS, NULL},
     {"__enter__", (PyCFunction)pins_enter, METH_NOARGS, NULL},
     {"__exit__", (PyCFunction)(void (*)(void))pins_exit, METH_FASTCALL, NULL},

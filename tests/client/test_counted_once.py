@@ -11,9 +11,11 @@ import pytest
 
 from disk_daemon import DiskDaemon, write_through
 from eventually import PATIENCE_S, eventually
+from hybrid_engine import TOKENS as PROMPT_TOKENS
+from hybrid_engine import HybridEngine, tables
 from keyed_pages import TOKENS, prompt, store
 from lookup_counts import Counted, counted
-from pagetier.client import Client, Keys
+from pagetier.client import CacheGroup, Client, FullAttention, Keys
 from pagetier.client.adapters import find
 from pagetier.client.load_or_compute import LoadMode, LoadOrCompute, ProcessRule
 from pagetier.client.tier_speed import LoadTier
@@ -162,6 +164,38 @@ def test_a_registered_cache_counts_what_it_computes(
     monkeypatch.setattr(ProcessRule, "rule", slow_disk())
     with computed(daemon, PAGES), one_lookup(daemon, missed=PAGES), cache.match(tokens) as match:
         assert cache.load(match, table) == 0
+
+
+def test_a_hybrid_model_counts_what_it_computes_once(
+    daemon: DiskDaemon, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = HybridEngine(client)
+    engine.groups.store(engine.prompt, tables(0, 3))
+    daemon.push_out(client, engine.groups.keys(engine.prompt)[0].keys)
+    monkeypatch.setattr(ProcessRule, "rule", slow_disk())
+    pages = PROMPT_TOKENS // TOKENS
+    with computed(daemon, pages), one_lookup(daemon, missed=pages), engine.groups.match(engine.prompt) as hit:
+        assert [engine.groups.load(hit, tables(24, 3)) for _ in range(2)] == [0, 0]
+    with computed(daemon, 0), client.find_groups(engine.groups.keys(engine.prompt)) as hit:
+        assert engine.groups.load(hit, tables(24, 3)) == 0
+
+
+def test_groups_count_each_page_from_disk_once(
+    daemon: DiskDaemon, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten pages are slower to load, and four of them are loaded in the end, two of those twice."""
+    tensors, kind = np.zeros((1, PAGES, 2, TOKENS, 4, 8), np.int16), FullAttention(TOKENS)
+    caches = [CacheGroup(kv_caches=list(tensors), layout="flashinfer", kind=kind)]
+    groups = client.register(groups=caches, model="in the end")
+    tokens, table = list(range(PAGES * TOKENS)), np.arange(PAGES)
+    assert [stored.stored for stored in groups.store(tokens, [table])] == [PAGES]
+    daemon.push_out(client, groups.keys(tokens)[0].keys)
+    with computed(daemon, 6), one_lookup(daemon, disk=4, missed=6), groups.match(tokens) as hit:
+        monkeypatch.setattr(ProcessRule, "rule", slow_disk())
+        assert groups.load(hit, [table]) == 0
+        monkeypatch.setattr(ProcessRule, "rule", LoadOrCompute())
+        for pages in (2, 2, 4):
+            assert groups.load(hit, [table[:pages]], timeout=PATIENCE_S) == pages * TOKENS
 
 
 def test_pages_that_are_loaded_in_the_end_were_not_computed(daemon: DiskDaemon, client: Client, on_disk: Keys) -> None:

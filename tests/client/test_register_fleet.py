@@ -14,6 +14,9 @@ from eventually import PATIENCE_S
 from fleet_host import PATIENT, FleetHost
 from hybrid_engine import TOKENS, HybridEngine, same, tables
 from pagetier.client import RegisteredCache
+from pagetier.client.load_or_compute import LoadOrCompute, ProcessRule
+from pagetier.client.tier_speed import LoadTier
+from pagetier.shm import clock
 
 LAYERS, BLOCKS, BLOCK, PAGE = 2, 64, 16, 32
 PAGES = 4
@@ -69,6 +72,23 @@ def test_groups_load_the_pages_of_another_host(hosts: Hosts) -> None:
         assert other.groups.load(hit, tables(24, 3), timeout=0) == 0, "the fleet is not asked"
         assert other.groups.load(hit, tables(24, 3), timeout=PATIENCE_S) == TOKENS
     assert same(other, 0, 24, 3)
+
+
+def test_groups_count_what_they_compute(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (HybridEngine(host.client, "slow hybrid") for host in hosts)
+    stored = first.groups.store(first.prompt, tables(0, 3))
+    hosts.first.wait_shared(sum(result.stored for result in stored))
+    rule, now = LoadOrCompute(), clock.now()
+    for _ in range(8):
+        rule.computed(PAGE, 0.0, PATIENCE_S)
+        rule.ended(rule.sent(LoadTier.FLEET, PAGE, 1e6, now - 1e5), 1.0, now - 1e4)
+    monkeypatch.setattr(ProcessRule, "rule", rule)
+    before = hosts.second.daemon.snapshot().lookups
+    with second.groups.match(second.prompt) as hit:
+        assert second.groups.load(hit, tables(24, 3), timeout=PATIENCE_S) == 0
+    lookups = hosts.second.daemon.snapshot().lookups
+    assert lookups.remote_slower_tokens - before.remote_slower_tokens == TOKENS
+    assert lookups.missed_tokens - before.missed_tokens == TOKENS and not lookups.disk_slower_tokens
 
 
 @pytest.mark.parametrize("copies", ["host", "device"])
