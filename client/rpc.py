@@ -279,10 +279,9 @@ class Requests:
         try:
             return link.deliver(seconds, self._deliver)
         finally:
-            # After deliver(), when the socket has no reader: of the threads that wake up, one reads next.
-            if self._changed.is_awaited:
-                with self._lock:
-                    self._changed.wake_all()
+            # When the socket has no reader: one of them reads next. A thread that begins to wait has the lock.
+            with self._lock:
+                self._changed.wake_all()
 
     def _deliver(self, answer: Answer) -> None:
         """Delivers a response to its request. An exception of a signal handler may end it; then it is called again."""

@@ -27,7 +27,7 @@ from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.listening_socket import SocketError
 from pagetier.daemon.host.prefault import PrefaultError
 from pagetier.daemon.lifecycle import RunContext, run
-from pagetier.daemon.memory_release import name_and_socket, release_as_owner
+from pagetier.daemon.memory_release import name_meant, release_as_owner
 from pagetier.daemon.server.control_socket import Server
 from pagetier.daemon.stop_signals import Reported
 from pagetier.shm._core import ShmError
@@ -122,7 +122,7 @@ class Action(Enum):
     "action",
     flag_value=Action.RELEASE_MEMORY,
     type=click.UNPROCESSED,
-    help="Release the memory and the socket that an earlier daemon left, and exit; root may do so for every user.",
+    help="Release the memory that an earlier daemon left, and exit; root may do so for every user.",
 )
 @config_options
 @click.pass_obj
@@ -149,7 +149,7 @@ def main(
     try:
         if action is Action.RELEASE_MEMORY:
             log_to_stderr("info")
-            release_as_owner(*name_and_socket(config, os.environ, config_flags(flags)))
+            release_as_owner(name_meant(config, os.environ, config_flags(flags)))
             return
         settings = reader.read()
         if action is Action.CHECK:

@@ -13,7 +13,6 @@ from typing import Final
 from pagetier.daemon.config.fields import fields
 from pagetier.daemon.config.loader import FILE_VARIABLE, ConfigError, NoTextFileError, load, text_of
 from pagetier.daemon.config.mistakes import log_each
-from pagetier.daemon.host.dead_socket import remove_dead_socket
 from pagetier.shm._core import ShmError
 from pagetier.shm.log_format import event
 from pagetier.shm.removal import MemoryRelease, release_memory
@@ -24,14 +23,10 @@ log = logging.getLogger("pagetierd")
 _NAME: Final = re.compile(r"""\s*name\s*=\s*["']([A-Za-z0-9._-]{1,100})["']""")
 
 
-def release_as_owner(name: str, socket: Path | None) -> None:
-    """Releases what an earlier daemon left under a name, as the user that owns it, and removes its dead socket.
+def release_as_owner(name: str) -> None:
+    """Releases what an earlier daemon left under a name, as the user that owns it.
 
     Root becomes that user for good, so that another user's memory is never parsed with root's rights.
-
-    Args:
-        name: The name of the segments.
-        socket: The path of the daemon's socket; None if it is unknown.
 
     Raises:
         ShmError: A daemon uses the memory, or it cannot be released.
@@ -44,26 +39,17 @@ def release_as_owner(name: str, socket: Path | None) -> None:
     if outcome is MemoryRelease.IN_USE:
         raise ShmError(f"{name}: {outcome.value}")
     log.info("%s: %s", name, outcome.value, extra=event("memory_released"))
-    if socket is not None:
-        remove_dead_socket(socket)
 
 
-def name_and_socket(
-    path: Path | None, env: Mapping[str, str], flags: Mapping[str, str | None]
-) -> tuple[str, Path | None]:
-    """Returns the name of the segments and the path of the socket.
-
-    The memory must be released even if other settings are invalid: the name is found then, and the path is None.
-    """
+def name_meant(path: Path | None, env: Mapping[str, str], flags: Mapping[str, str | None]) -> str:
+    """Returns the name of the segments, even if other settings are invalid: the memory must be released then, too."""
     try:
-        config = load(path, env, flags)
-        return config.name, config.socket
+        return load(path, env, flags).name
     except ConfigError as error:
         file = path or (Path(env[FILE_VARIABLE]) if env.get(FILE_VARIABLE) else None)
         name = flags.get("name") or env.get("PAGETIER_NAME") or _name_in(file) or _usual_name()
-        followed = f"{error}; releasing the memory of the daemon named {name}"
-        log_each(log.warning, followed, "memory_released")
-        return name, None
+        log_each(log.warning, f"{error}; releasing the memory of the daemon named {name}", "memory_released")
+        return name
 
 
 def _name_in(file: Path | None) -> str | None:

@@ -281,7 +281,7 @@ _reports: Final[msgspec.msgpack.Decoder[Report]] = msgspec.msgpack.Decoder(Repor
 
 def other_version(worker: str) -> str:
     """Returns why a daemon of another build and a worker of this one refuse each other."""
-    return f"its worker is of another version ({worker or 'unknown'}): restart pagetierd"
+    return f"its worker is of another version ({worker or 'unknown'}): restart pagetierd, and a service of the worker"
 
 
 def decode_command(body: bytes) -> Command:

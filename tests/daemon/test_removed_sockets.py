@@ -1,25 +1,19 @@
-"""Sockets whose files another process removes while the daemon runs; and those that dead daemons left."""
+"""Sockets whose files another process removes while the daemon runs."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import shutil
 import socket
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from eventually import eventually
 from http_calls import call
-from other_users import NOBODY, as_root
 from pagetier.daemon.host import listening_socket
-from pagetier.daemon.host.dead_socket import remove_dead_socket
 from pagetier.daemon.host.listening_socket import BoundSocket
-from pagetier.shm.exit_codes import Exit
-from refused_starts import AS_NOBODY, arguments, pagetierd
 from running_daemon import RunningDaemon
 
 RESTORED, LOST = "event=socket_restored", "event=socket_lost"
@@ -87,88 +81,3 @@ def test_a_socket_that_was_removed_before_its_daemon_looked_is_opened_again(
     assert before is not None and connects(bound.path)
     before.close()
     bound.listener.close()
-
-
-# --- dead sockets ----------------------------------------------------------------------------------------------------
-
-
-def dead_socket(path: Path) -> Path:
-    """Makes a socket on which no process listens."""
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(path))
-    return path
-
-
-def release(daemon: RunningDaemon, *more: str) -> None:
-    given = pagetierd(*arguments(daemon, *more), "--release-memory")
-    assert given.code == Exit.OK, given.text
-
-
-def test_the_socket_of_a_killed_daemon_is_removed_with_its_memory() -> None:
-    with RunningDaemon() as daemon:
-        daemon.kill()
-        assert daemon.socket.is_socket()
-        release(daemon)
-        assert not daemon.socket.exists()
-        dead_socket(daemon.socket)
-        release(daemon)
-        assert not daemon.socket.exists(), "also if the memory was released before"
-        daemon.start()
-
-
-def test_a_socket_on_which_a_daemon_listens_stays(name: str) -> None:
-    with RunningDaemon() as daemon:
-        release(daemon, "--name", name)
-        assert connects(daemon.socket)
-        assert pagetierd(*arguments(daemon), "--release-memory").code == Exit.REFUSED
-        assert connects(daemon.socket)
-
-
-@pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_SEQPACKET])
-def test_a_socket_of_another_kind_stays(tmp_path: Path, kind: int) -> None:
-    with socket.socket(socket.AF_UNIX, kind) as other:
-        other.bind(str(tmp_path / "s"))
-        remove_dead_socket(tmp_path / "s")
-        assert (tmp_path / "s").is_socket()
-
-
-def test_files_and_links_at_the_path_of_a_socket_stay(tmp_path: Path) -> None:
-    dead = dead_socket(tmp_path / "dead")
-    (tmp_path / "file").touch()
-    (tmp_path / "link").symlink_to(dead)
-    (tmp_path / "folder").symlink_to(tmp_path)
-    for path in (tmp_path / "file", tmp_path / "link", tmp_path / "folder" / "dead", tmp_path / "none" / "s"):
-        remove_dead_socket(path)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["dead", "file", "folder", "link"]
-
-
-def test_a_daemon_that_begins_to_listen_meanwhile_keeps_its_socket(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = dead_socket(tmp_path / "s")
-    with socket.socket(socket.AF_UNIX) as starting:
-
-        def rename_after_the_start(left: Path, aside: Path) -> None:
-            if not starting.getsockname():
-                path.unlink()
-                starting.bind(str(path))
-                starting.listen()
-            os.rename(left, aside)  # noqa: PTH104  Path's is replaced
-
-        monkeypatch.setattr(Path, "rename", rename_after_the_start)
-        remove_dead_socket(path)
-        assert connects(path) and [*tmp_path.iterdir()] == [path]
-
-
-@as_root
-def test_only_root_removes_a_dead_socket_of_another_user(name: str) -> None:
-    with tempfile.TemporaryDirectory(prefix="pagetier-test-") as folder:
-        Path(folder).chmod(0o777)
-        path = dead_socket(Path(folder) / "s")
-        path.chmod(0o666)
-        given = ("--name", name, "--socket", str(path), "--release-memory")
-        assert pagetierd(*given, code=AS_NOBODY).code == Exit.OK
-        assert path.is_socket()
-        os.chown(path, NOBODY, NOBODY)
-        assert pagetierd(*given).code == Exit.OK
-        assert not path.exists()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import msgspec
 import pytest
@@ -32,6 +32,7 @@ from pagetier.tiers.worker_protocol import (
     Stored,
     Trust,
     decode_report,
+    other_version,
 )
 
 SERVE = ("serve", 1, "/does/not/exist", 1 << 26, 4, False, "files", 0, "off")
@@ -65,8 +66,7 @@ def answer_to(*fields: object) -> tuple[object, int]:
     ids=["earlier", "later", "first", "first fleet", "other fields", "other message"],
 )
 def test_a_daemon_of_another_version_is_refused(said: Sequence[object]) -> None:
-    reason = f"its worker is of another version ({WORKER_BUILD}): restart pagetierd"
-    assert answer_to(*said) == (OpenFailed(reason), 4)
+    assert answer_to(*said) == (OpenFailed(other_version(WORKER_BUILD)), 4)
 
 
 def described() -> Iterator[str]:
@@ -74,7 +74,7 @@ def described() -> Iterator[str]:
     for layout in (PAGE_TO_FIND_LAYOUT, PAGE_TO_READ_LAYOUT, PAGE_TO_WRITE_LAYOUT, STORED_PAGE_LAYOUT):
         yield f"{layout.size} {[tuple(field) for field in layout.fields]}"
     for kind in (*get_args(Command), *get_args(Report), FleetOptions, FleetState, TierState, Space):
-        yield f"{kind.__name__} {kind.__annotations__}"
+        yield f"{kind.__name__} {get_type_hints(kind)}"
     for numbers in (Stored, Trust):
         yield f"{numbers.__name__} {[(one.name, one.value) for one in numbers]}"
 
@@ -82,4 +82,4 @@ def described() -> Iterator[str]:
 def test_messages_that_changed_have_another_number() -> None:
     """After a change of a message: raise the number in WORKER_BUILD, and put both here."""
     digest = sha256("\n".join(described()).encode()).hexdigest()[:16]
-    assert (WORKER_BUILD.partition(" format")[0], digest) == ("protocol 1", "caa0971e5d5da06b")
+    assert (WORKER_BUILD.partition(" format")[0], digest) == ("protocol 1", "0911b4ab631d077d")
