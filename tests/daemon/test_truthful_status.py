@@ -97,7 +97,7 @@ def test_doctor_compares_numbers_of_one_moment(tmp_path: Path) -> None:
     report = DeviceReport(standing=Standing.OPEN, file_bytes=4 * MIB, disk_free=6 * MIB, disk_total=100 * MIB)
     assert _room(device, 65536, _space(tmp_path, report, Host())).level is Level.OK
     report = msgspec.structs.replace(report, disk_free=5 * MIB)
-    assert _room(device, 65536, _space(tmp_path, report, Host())).level is Level.PROBLEM
+    assert _room(device, 65536, _space(tmp_path, report, Host())).level is Level.WARNING
 
 
 def test_doctor_counts_files_of_frames_where_no_daemon_answers(tmp_path: Path) -> None:

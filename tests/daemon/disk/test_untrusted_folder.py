@@ -14,6 +14,7 @@ import pytest
 
 from bare_engine import Engine, content_of
 from disk_daemon import DiskDaemon
+from eventually import eventually
 from file_changes import flip_bit, write_at
 from pagetier.daemon.status.disk_report import DiskReport
 from pagetier.shm.protocol import FetchOutcome
@@ -31,6 +32,7 @@ def found(daemon: DiskDaemon) -> DiskReport:
     before = len(daemon.lines("disk tier in"))
     daemon.open()
     report = daemon.report()
+    assert eventually(lambda: daemon.lines("disk tier in")[before:])  # it comes after the status
     (line,) = daemon.lines("disk tier in")[before:]
     assert report.opened in line
     return report
