@@ -58,7 +58,7 @@ def check_config(config: Config, host: Host, leftovers: Leftovers = Leftovers.AD
 
 
 def _lines(config: Config, host: Host, daemon: FoundDaemon | None) -> Iterator[str]:
-    from pagetier.daemon.disk_check import disk_warnings
+    from pagetier.daemon.disk_check import disk_warnings, why_emptied
     from pagetier.daemon.sockets_check import access_warnings, in_new_folder
 
     yield "the configuration is valid"
@@ -68,6 +68,8 @@ def _lines(config: Config, host: Host, daemon: FoundDaemon | None) -> Iterator[s
         yield f"disk: {disk_capacity_text(config)} under a cap of {format_size(disk.total_size)}"
         for device in disk.devices:
             yield from disk_warnings(device, host, daemon.folders if daemon is not None else ())
+            if why := why_emptied(device, arena.frame_size):
+                yield f"warning: {why}"
     yield from _index_warnings(config)
     yield f"socket: {config.socket}{in_new_folder(config.socket)}"
     if config.remote.url:

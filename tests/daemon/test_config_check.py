@@ -377,6 +377,38 @@ def test_the_folder_of_the_running_daemon_is_no_warning(tmp_path: Path) -> None:
     assert f"{tmp_path}/disk is in use by another daemon" in other.text
 
 
+@pytest.mark.parametrize(
+    ("made_with", "now", "words"),
+    [
+        ({}, {"arena.frame_size": "1MiB"}, "has frames of 64KiB: a start with arena.frame_size = 1MiB"),
+        ({}, {"disk.store": "lmdb"}, "has disk.store = files: a start with disk.store = lmdb"),
+        ({}, {"disk.compress": "on"}, "has disk.compress = off: a start with disk.compress = on"),
+        (
+            {"disk.compress": "on"},
+            {"disk.compress": "on", "arena.frame_size": "1MiB"},
+            "has slots of 16KiB: a start with arena.frame_size = 1MiB",
+        ),
+    ],
+)
+def test_settings_that_empty_the_disk_tier_are_a_warning_as_the_start_finds(
+    made_with: dict[str, str], now: dict[str, str], words: str, tmp_path: Path
+) -> None:
+    disk = {"disk.path": f"{tmp_path}/disk", "disk.size": "64MiB"}
+    with RunningDaemon("16MiB", "64KiB", *settings({**disk, **made_with})) as daemon:
+        daemon.wait_disk_open()
+    own = {"arena.size": "16MiB", "arena.frame_size": "64KiB", **disk, "socket": f"{tmp_path}/s"}
+    assert "empties" not in warnings({**own, **made_with})
+    assert f"warning: the disk tier in {tmp_path}/disk {words} empties it" in warnings({**own, **now})
+    with RunningDaemon("16MiB", "64KiB", *settings({**disk, **now})) as daemon:
+        daemon.wait_disk_open()
+        assert "rebuilt empty" in daemon.snapshot().disk.devices[0].opened
+
+
+def settings(given: dict[str, str]) -> list[str]:
+    """Returns flags for settings."""
+    return sets(*(f"{name}={value}" for name, value in given.items()))
+
+
 @as_root
 def test_a_note_says_to_root_that_a_folder_belongs_to_another_user(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()

@@ -102,8 +102,9 @@ def check_daemon(daemon: Daemon, config: Config) -> Iterator[Result]:
     yield ok("daemon", f"answers: {snapshot.daemon.build}, {phase}, {has}, {counted(clients, 'client')}")
     have = Geometry.of(daemon.observer.header())
     if not serves(have, config):
+        lost = ", and empty the disk tier" if _empties_disk(snapshot, have, config) else ""
         differ = f"has {_described(have)}, this configuration asks for {_described(geometry_of(config))}"
-        yield warning("restart", f"the daemon {differ}: {_REFUSED if memory.pages else _RECREATED}; {_DROPS}")
+        yield warning("restart", f"the daemon {differ}: {_REFUSED if memory.pages else _RECREATED}; {_DROPS}{lost}")
     elif short := short_index(have, larger := _with_disk_of(snapshot, config)):
         yield warning("index", short if larger is config else f"{short}{_ONCE_CONFIGURED}")
     if wasteful := snapshot.frame_advice:
@@ -112,6 +113,12 @@ def check_daemon(daemon: Daemon, config: Config) -> Iterator[Result]:
     yield from slower_tiers(snapshot, config)
     yield from _unjudged(snapshot)
     yield from _integrity(daemon)
+
+
+def _empties_disk(snapshot: Snapshot, have: Geometry, config: Config) -> bool:
+    """Returns whether a folder of the running daemon's disk tier would get frames of another size."""
+    shared = {Path(device.folder) for device in snapshot.disk.devices}.intersection(config.disk.path)
+    return bool(shared) and have.frame_bytes != config.arena.frame_size
 
 
 def slower_tiers(snapshot: Snapshot, config: Config) -> Iterator[Result]:

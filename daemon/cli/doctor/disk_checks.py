@@ -14,6 +14,7 @@ from pagetier.daemon.cli.tier_text import at_opening, synced
 from pagetier.daemon.config.disk_capacity import device_capacity_text
 from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.config.schema import Config
+from pagetier.daemon.disk_check import why_emptied
 from pagetier.daemon.host.disk_space import DiskSpace, space_seen
 from pagetier.daemon.host.folders import existing_folder, why_no_folder
 from pagetier.daemon.host.host import Host
@@ -88,11 +89,16 @@ def check_disk(config: Config, host: Host, snapshot: Snapshot | None) -> Iterato
                 yield found
     yield from check_service_may_write(config, host)
     for device in config.disk.devices:
-        report = reports.get(str(device.path))
-        yield _file_system(device.path, host)
-        yield _room(device, config.arena.frame_size, _space(device.path, report, host))
+        yield from _check_device(device, config.arena.frame_size, reports.get(str(device.path)), host)
     if snapshot is not None:
         yield from _standing_of(snapshot)
+
+
+def _check_device(device: DeviceOptions, frame: int, report: DeviceReport | None, host: Host) -> Iterator[Result]:
+    yield _file_system(device.path, host)
+    yield _room(device, frame, _space(device.path, report, host))
+    if why := why_emptied(device, frame):
+        yield warning("disk pages", why)
 
 
 def _standing_of(snapshot: Snapshot) -> Iterator[Result]:
