@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.config.loader import MOST_BYTES, ConfigError, fields, load
-from pagetier.daemon.memory_release import name_and_socket
+from pagetier.daemon.memory_release import name_meant
 from pagetier.shm._core import DISK_DEVICES
 
 
@@ -210,7 +210,7 @@ def test_a_file_that_is_missing_binary_too_large_or_no_file_is_rejected_at_once(
     for path in (none, tmp_path, tmp_path / "fifo", Path("/dev/zero")):
         assert refused(path).startswith(f"{path}: ")
     for path in (tmp_path / "fifo", Path("/dev/zero")):
-        assert name_and_socket(path, {}, {}) == ("pagetier", None)
+        assert name_meant(path, {}, {}) == "pagetier"
     assert str(none) in refused(env={"PAGETIER_CONFIG": str(none)})
     file.write_bytes('name = "x"\n# é'.encode("latin-1"))
     assert "UTF-8" in refused(file) and "line 2" in refused(file)
