@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from shlex import quote
 from typing import Any, Final, TypeVar
 
 import click
@@ -147,7 +148,8 @@ def _why_none(path: Path, error: LinkError, needs: Rights) -> str:
     if isinstance(error.__cause__, PermissionError):
         if closed := closed_folder(path):
             return f"{error}: this user may not enter {closed}: run this command as root or as the daemon's own user"
-        return f"{error}: this user may not open the daemon's socket; {_REMEDIES[needs]}"
+        ended = f"whether a daemon still runs there, root sees with `pagetier doctor --socket {quote(os.fspath(path))}`"
+        return f"{error}: this user may not open the daemon's socket; {_REMEDIES[needs]}; {ended}"
     if path.is_dir():
         return f"{error}; name the socket of pagetierd with --socket or PAGETIER_SOCKET"
     if path.exists() and not path.is_socket():

@@ -56,7 +56,8 @@ def _key(text: str, place: str) -> bytes:
     except ValueError:
         key = b""
     if len(key) != KEY_BYTES:
-        raise click.UsageError(f"{place} is no key of {2 * KEY_BYTES} hexadecimal digits")
+        whole = "`pagetier pages ls NAMESPACE --json` prints whole keys of first pages"
+        raise click.UsageError(f"{place} is no key of {2 * KEY_BYTES} hexadecimal digits: {whole}")
     return key
 
 

@@ -89,6 +89,8 @@ def test_a_socket_that_the_user_may_not_open_says_how_to_allow_it(daemon: Runnin
     code, output = output_as(NOBODY, imports, "main()", "stats", "--socket", str(daemon.socket))
     assert (code, "start pagetierd" in output) == (3, False)
     assert "access.watch_users" in output
+    words = f"whether a daemon still runs there, root sees with `pagetier doctor --socket {daemon.socket}`"
+    assert words in " ".join(output.split())
 
 
 @as_root

@@ -6,6 +6,7 @@ import os
 import shlex
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from pagetier.daemon.cli.daemon_connection import Daemon, Refused
@@ -14,12 +15,13 @@ from pagetier.daemon.config.fields import replaced
 from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.host.arena_fit import geometry_of, serves, short_index
 from pagetier.daemon.host.host import Host
+from pagetier.daemon.running_daemon import holder_of
 from pagetier.daemon.server.control_socket import locked_out
 from pagetier.daemon.stats.snapshot import Snapshot
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import Check, Findings
-from pagetier.shm.segment_files import FoundSegments, survey, user_name
+from pagetier.shm.segment_files import KINDS, FoundSegments, survey, user_name
 from pagetier.shm.socket_path import closed_folder
 from pagetier.shm.units import counted, format_size
 
@@ -74,6 +76,7 @@ _OPEN_TO_ALL = (
     'every user of this host may attach, since access.authorize_by = "socket": set access.socket_mode = "0660", or'
     " close the folder to others"
 )
+_SHARED_MEMORY = Path("/dev/shm")
 _MOST_LEFTOVERS = 3  # that get a line each
 _NAMESPACES_FULL = 0.8
 _NAMESPACES_ADVICE = (
@@ -211,8 +214,32 @@ def check_leftovers() -> Iterator[Result]:
     left = [found for found in survey() if not found.lives]
     for uid in sorted({found.uid for found in left}):
         yield from _leftovers_of([found for found in left if found.uid == uid])
-    if not left:
+    closed = sorted(_closed_segments(_SHARED_MEMORY))[:_MOST_LEFTOVERS]
+    yield from (warning("leftovers", text) for text in closed)
+    if not left and not closed:
         yield ok("leftovers", "no segments without a daemon")
+
+
+def _closed_segments(folder: Path) -> Iterator[str]:
+    """Yields a line for segments that this user may not open and that no process is seen to have locked."""
+    for index in folder.glob("*.index"):
+        files = [index.with_suffix(f".{kind}") for kind in KINDS]
+        with suppress(OSError):  # it has just been removed
+            stats = [file.lstat() for file in files]
+            if not os.access(index, os.R_OK) and _may_be_left(index.stem, stats) and not holder_of(index.lstat()):
+                yield _closed_leftover(index.stem, stats)
+
+
+def _may_be_left(name: str, stats: list[os.stat_result]) -> bool:
+    """Returns whether these are segments. Any user may create files there, with any name."""
+    return name.isprintable() and all(stat.S_ISREG(each.st_mode) for each in stats)
+
+
+def _closed_leftover(name: str, stats: list[os.stat_result]) -> str:
+    nbytes, user = format_size(sum(512 * each.st_blocks for each in stats)), user_name(stats[0].st_uid)
+    whose = f"{nbytes} of user {user} in segments {shlex.quote(name)}, whose daemon, if there is one, is not seen here"
+    release = f"pagetierd --name {shlex.quote(name)} --release-memory, as that user or root, releases what none uses"
+    return f"{whose}: {release}"
 
 
 def _leftovers_of(left: list[FoundSegments]) -> Iterator[Result]:

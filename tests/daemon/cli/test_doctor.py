@@ -153,6 +153,20 @@ def test_segments_without_a_daemon_are_a_warning() -> None:
         daemon.start()
 
 
+@as_root
+def test_segments_of_another_user_that_no_process_is_seen_to_lock_are_a_warning() -> None:
+    imports = "import pagetier.daemon.cli.doctor; from pagetier.daemon.cli import main"
+    with RunningDaemon() as daemon:
+        words = rf"warning +leftovers .* of user root in segments {daemon.name}, whose daemon, if there is one, is not"
+        _, running = output_as(NOBODY, imports, "main()", "doctor", "--socket", "/none/s")
+        assert not re.search(words, running)
+        daemon.kill()
+        _, ended = output_as(NOBODY, imports, "main()", "doctor", "--socket", "/none/s")
+        assert re.search(words, ended), ended
+        assert f"pagetierd --name {daemon.name} --release-memory, as that user or root, releases" in ended
+        daemon.start()
+
+
 def test_leftovers_in_one_line_name_who_takes_them_over(monkeypatch: pytest.MonkeyPatch) -> None:
     with RunningDaemon() as daemon:
         daemon.kill()

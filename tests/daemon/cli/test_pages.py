@@ -138,6 +138,20 @@ def test_keys_are_read_from_lines_or_a_list(daemon: DiskDaemon, client: Client, 
 
 
 @pytest.mark.usefixtures("client")
+def test_the_digits_that_pages_ls_shows_are_no_key_and_the_error_says_what_prints_one(
+    daemon: DiskDaemon, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    (first,) = json.loads(daemon.pagetier("pages", "ls", SPACE.digest.hex(), "--json").output)
+    file.write_text(first["key"][:16])
+    words = ("pages", "lookup", "--namespace", SPACE.digest.hex(), "--keys-file", str(file))
+    refused = " ".join(daemon.pagetier(*words).output.split())
+    assert "is no key of 64 hexadecimal digits: `pagetier pages ls NAMESPACE --json` prints whole keys" in refused
+    file.write_text(first["key"])
+    assert daemon.pagetier(*words).exit_code == Exit.OK
+
+
+@pytest.mark.usefixtures("client")
 @pytest.mark.parametrize(
     ("option", "text", "words"),
     [
