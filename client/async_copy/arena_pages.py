@@ -107,7 +107,7 @@ def located(session: Session, entries: Iterable[int | None], page_bytes: int) ->
     """
     arena = Arena(session.arena_address, session.arena_bytes, session.frame_bytes, session)
     count = -(-page_bytes // arena.frame_bytes)
-    empty = np.zeros(count, np.int32).tobytes()
+    empty = bytes(count * np.dtype(np.int32).itemsize)
     rows = [empty if entry is None else session.frames(entry) for entry in entries]
     valid = len(rows)
     if not set(map(len, rows)) <= {len(empty)}:
@@ -139,8 +139,7 @@ def cut(pages: Indices, frames: Frames, sizes: npt.NDArray[np.int64], most: int)
     """Yields the chunks of the pages, in order; see chunks_of(). `frames` has a row for each of them."""
     at = 0
     for some in chunks_of(pages, sizes, most):
-        table = frames.table[at : at + len(some)]
-        yield Chunk(some, Frames(frames.arena, table), int(sizes[some].sum()))
+        yield Chunk(some, frames.some(at, at + len(some)), int(sizes[some].sum()))
         at += len(some)
 
 

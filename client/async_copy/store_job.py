@@ -162,10 +162,10 @@ class StoringJob(CopyJob):
         self._reservation = reservation
         if reservation.session is not None:
             reservation.session.retain_arena()  # before addresses in it are computed
-        skips = self._transfers[0].slots.skips
-        self._abandon(reservation.open[skips[reservation.open]], _SKIPPED)
-        pages = reservation.open
-        frames = self._frames_of(reservation)
+        slots = self._transfers[0].slots
+        if len(slots.skip):
+            self._abandon(reservation.open[slots.skips[reservation.open]], _SKIPPED)
+        pages, frames = reservation.open, self._frames_of(reservation)
         found = len(frames.table) if frames is not None else 0
         kept = self._backlog.accept(self._sizes[pages[:found]])
         self._counts.dropped += found - kept
@@ -187,7 +187,7 @@ class StoringJob(CopyJob):
     def _publish(self, chunk: Chunk) -> None:
         assert self._reservation is not None
         codes = np.frombuffer(self._reservation.publish(chunk.pages).codes, np.uint8)
-        stored = int((codes[chunk.pages] == Outcome.STORED).sum())  # the others were doomed since
+        stored = codes[chunk.pages].tobytes().count(Outcome.STORED)  # the others were doomed since
         self._counts.failed += len(chunk.pages) - stored
         self._counts.stored += chunk.nbytes if stored == len(chunk.pages) else 0
         self._update_result()
@@ -267,7 +267,8 @@ class StoreHandle:
             return StoreResult(refused, "the store was started in another process")
         if (seconds := seconds_of("timeout", timeout)) > 0:
             self.begin()
-        self._job.wait_until(lambda: self._job.decided, seconds)
+        if not self._job.decided:
+            self._job.wait_until(lambda: self._job.decided, seconds)
         return self._job.result
 
     def begin(self) -> None:

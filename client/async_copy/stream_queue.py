@@ -99,8 +99,10 @@ class StreamQueue:
     @property
     def finished(self) -> bool:
         """Whether the queue is closed, all jobs have ended and none must be kept."""
+        if not self._leaving:
+            return False
         with self._lock:
-            return self._leaving and not self._jobs and not self._kept
+            return not self._jobs and not self._kept
 
     def wait_for_work(self, seconds: float | None) -> None:
         """Waits for `seconds`, or until wake(). None waits for wake() only."""
@@ -176,9 +178,9 @@ class StreamQueue:
 
     def _prepare(self) -> None:
         now = self.now()
-        ready = [job for job in self._waiting if job.prepare(now)]
-        self._waiting = [job for job in self._waiting if job not in ready]
-        self._open.extend(job for job in ready if not job.ended)
+        if ready := [job for job in self._waiting if job.prepare(now)]:
+            self._waiting = [job for job in self._waiting if job not in ready]
+            self._open.extend(job for job in ready if not job.ended)
 
     def _launch(self) -> None:
         for job in [job for job in self._open if job.cancelled]:

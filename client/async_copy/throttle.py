@@ -47,10 +47,11 @@ class CopyBacklog:
         """
         rate = min(self._rate.value, self._cap or np.inf)
         free = self._seconds * rate - self.queued
-        count = int(np.searchsorted(np.cumsum(sizes), free, side="right"))
+        ends = sizes.cumsum()
+        count = int(ends.searchsorted(free, side="right"))
         if not count and not self.queued:
             count = min(1, len(sizes))
-        self.queued += int(sizes[:count].sum())
+        self.queued += int(ends[count - 1]) if count else 0
         return count
 
     def release(self, nbytes: int) -> None:

@@ -50,6 +50,10 @@ class Frames(msgspec.Struct, frozen=True, eq=False):
         """The number of bytes that the frames of a page hold."""
         return int(self.table.shape[1]) * self.arena.frame_bytes
 
+    def some(self, first: int, end: int) -> Frames:
+        """Returns the frames of the pages from `first` to `end` (exclusive)."""
+        return self if (first, end) == (0, len(self.table)) else Frames(self.arena, self.table[first:end])
+
     def require_room(self, pages: int, page_bytes: int) -> None:
         """Raises ValueError unless the table has one row for each of `pages` and its rows hold `page_bytes`."""
         if len(self.table) != pages or (pages and self.page_room < page_bytes):
@@ -72,4 +76,4 @@ def frames_of(arena: Arena, table: npt.ArrayLike) -> Frames:
     wrong = numbers[(numbers < 0) | (numbers >= count)]
     if len(wrong):
         raise ValueError(f"frame {wrong[0]} does not exist: the arena has {count} frames of {arena.frame_bytes} bytes")
-    return Frames(arena, numbers.astype(np.int32))
+    return Frames(arena, numbers.astype(np.int32, copy=False))

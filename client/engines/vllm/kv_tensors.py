@@ -64,9 +64,11 @@ def paged_cache(
 def slots_to_store(cache: PagedCache, blocks: Sequence[int], page_blocks: int) -> SlotMap:
     """Returns one page for each `page_blocks` blocks, in this order. A page with vLLM's null block, 0, is skipped."""
     ids: npt.NDArray[np.int32] = np.array(blocks, np.int32)
+    table = _table(cache, ids, page_blocks)
+    if 0 not in blocks:
+        return cache.in_a_row(table, _NO_SKIP)
     without = np.equal(ids, 0).reshape(-1, page_blocks).any(axis=1)
-    skip = np.asarray(without, np.uint8) if 0 in blocks else _NO_SKIP
-    return cache.in_a_row(_table(cache, ids, page_blocks), skip)
+    return cache.in_a_row(table, np.asarray(without, np.uint8))
 
 
 def slots_to_load(cache: PagedCache, blocks: Sequence[int], page_blocks: int) -> SlotMap:

@@ -190,12 +190,14 @@ class WorkerHalf:
         if idle:
             self._begin(self._storing)
             self._wait_a_moment()
-        loaded = {request for request, loading in self._loading.items() if loading.ended}
+        stored, loaded = self._stored(), {request for request, loading in self._loading.items() if loading.ended}
+        if not stored and not loaded:
+            return NOTHING_FINISHED  # as in most steps: only its last store keeps the blocks of a request
         ended = {request: self._loading.pop(request) for request in loaded}
         failed = {request: loading for request, loading in ended.items() if not loading.whole}
         self.counters.add("failed_loads", len(failed))
         return Finished(
-            self._stored(),
+            stored,
             frozenset(loaded),
             frozenset(failed),
             frozenset(block for loading in failed.values() for block in loading.blocks),
