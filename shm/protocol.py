@@ -37,6 +37,7 @@ FORGET_KEYS: Final = 64  # maximum pages of one Forget, which are overwritten be
 FORGET: Final = "forget"  # in Welcome.extras: the daemon understands Forget
 HINTS, PREFETCH = "hints", "prefetch"  # in Welcome.extras: HintPages, and Fetch of observers who may attach
 UNDERSTOOD: Final = (HINTS, PREFETCH, FORGET)
+POPULATING: Final = "its arena is being populated: try again in a moment"  # the reason of a Refusal that passes
 DISK: Final = "disk"  # in Welcome.extras: the daemon has a disk tier, which it may still be opening
 GREETING_LIMIT: Final = 2 << 20
 

@@ -10,7 +10,7 @@ from typing import Final
 from pagetier.client.engines.switch import SettingsOrigin
 from pagetier.client.reconnect import LinkEvent, LinkState
 from pagetier.shm._core import Session
-from pagetier.shm.protocol import DISK
+from pagetier.shm.protocol import DISK, POPULATING
 from pagetier.shm.units import format_size
 from pagetier.shm.unix_socket import nothing_listens
 
@@ -41,11 +41,12 @@ class AttachmentLog:
                 self._maps_pages = True
                 self._log_attached()
             else:
-                self._log.warning("pagetier %s", self._consequence(event))
+                level = logging.INFO if _passes_by_itself(event) else logging.WARNING
+                self._log.log(level, "pagetier %s", self._consequence(event))
 
     def on_rejected(self, event: LinkEvent) -> None:
         """Logs that the process was rejected, and nothing else: another process of the engine logs the rest for all."""
-        if event.state is LinkState.REJECTED:
+        if event.state is LinkState.REJECTED and not _passes_by_itself(event):
             self._log.warning("pagetier %s", self._consequence(event))
 
     def opened(self, describe: Callable[[LinkEvent], str]) -> None:
@@ -76,6 +77,10 @@ class AttachmentLog:
                 # Other reasons name their own remedy, or a daemon that is there and may answer yet.
                 advice = start if nothing_listens(event.detail) else ""
                 return f"is not attached: {event.detail}; {lacking} until a daemon answers{advice}{remark}"
+
+
+def _passes_by_itself(event: LinkEvent) -> bool:
+    return event.state is LinkState.REJECTED and event.detail.endswith(POPULATING)
 
 
 def describe_memory(session: Session | None, event: LinkEvent) -> str:

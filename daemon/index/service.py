@@ -40,6 +40,7 @@ from pagetier.shm.log_format import event
 from pagetier.shm.page_rows import LOCATED_PAGES, PAGE_KEYS, PAGE_SERIALS
 from pagetier.shm.protocol import (
     DISK,
+    POPULATING,
     UNDERSTOOD,
     Attach,
     Check,
@@ -64,7 +65,6 @@ from pagetier.shm.protocol import (
 from pagetier.shm.segments import Segments
 from pagetier.shm.slot_locks import new_lock
 
-POPULATING = "its arena is being populated: try again in a moment"
 log = logging.getLogger(__name__)
 
 _U64 = 1 << 64

@@ -10,9 +10,10 @@ import msgspec
 from pagetier.daemon.common.log_throttle import LogThrottle
 from pagetier.daemon.config.schema import AccessOptions
 from pagetier.daemon.host.peer_credentials import Caller
-from pagetier.daemon.index.service import POPULATING, Service
+from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.limits import ConnectionLimits
 from pagetier.shm.log_format import event
+from pagetier.shm.protocol import POPULATING
 
 log = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from fake_vllm_client import PAGE, request
 from fake_vllm_config import group, vllm_config
 from pagetier.client import Client
 from pagetier.client.engines.attachment_log import AttachmentLog, describe_memory
+from pagetier.client.engines.file_digests import FileDigests
 from pagetier.client.engines.switch import SettingsOrigin
 from pagetier.client.engines.vllm.engine_log import log, route_logs
 from pagetier.client.engines.vllm.messages import StoreCommand
@@ -29,9 +31,11 @@ from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.engines.vllm.settings import ConnectorSettings
 from pagetier.client.engines.vllm.setup import namespaces_of, open_scheduler
+from pagetier.client.engines.weights import ModelIdentity, WeightsSource
+from pagetier.client.engines.weights_thread import WeightsThread
 from pagetier.client.reconnect import LinkEvent, LinkState
 from pagetier.kernels.layout.page_layout import PageLayout, Rows
-from pagetier.shm.protocol import DISK
+from pagetier.shm.protocol import DISK, POPULATING
 from running_daemon import RunningDaemon
 from vllm_caches import TOKENS, heads_first
 from vllm_worker_world import ends, worker_of
@@ -245,6 +249,28 @@ def test_the_log_says_at_the_start_that_weights_are_read_and_that_it_attached_wh
     assert lines_of(caplog)[1].startswith(f"pagetier attached to {daemon.socket} in slot 0: arena ")
 
 
+def test_weights_whose_digest_is_known_are_not_said_to_be_read(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    attaches = threading.Event()
+
+    def identified(_: ModelIdentity) -> None:
+        attaches.wait(PATIENCE_S)
+
+    source, origin = WeightsSource("llama", declared="mine"), SettingsOrigin("an option")
+    thread = WeightsThread([source], FileDigests(tmp_path), log, origin, identified)
+    try:
+        with caplog.at_level(logging.INFO):
+            thread.log_unless_ended()
+    finally:
+        attaches.set()
+    (line,) = lines_of(caplog)
+    assert line == (
+        "pagetier is on, and caches nothing yet: it identifies the weights of llama, and attaches when that is done"
+    )
+    assert thread.wait(PATIENCE_S)
+
+
 def test_one_line_says_what_was_tried_and_what_to_do_without_a_daemon(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -299,6 +325,16 @@ def test_workers_log_only_that_they_are_rejected(caplog: pytest.LogCaptureFixtur
         for state in LinkState:
             AttachmentLog(log, SettingsOrigin("an option")).on_rejected(LinkEvent(state, "why"))
     assert lines_of(caplog) == ["pagetier is not attached: why; nothing is cached until the daemon accepts this engine"]
+
+
+def test_an_arena_that_is_being_populated_is_one_line_and_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    populating = LinkEvent(LinkState.REJECTED, POPULATING)
+    with caplog.at_level(logging.INFO):
+        AttachmentLog(log, SettingsOrigin("an option")).on_link(populating)
+        AttachmentLog(log, SettingsOrigin("an option")).on_rejected(populating)
+    (line,) = lines_of(caplog)
+    assert f"{POPULATING}; nothing is cached until the daemon accepts this engine" in line
+    assert [record.levelno for record in caplog.records] == [logging.INFO]
 
 
 def test_an_engine_that_was_attached_is_not_said_to_cache_nothing(caplog: pytest.LogCaptureFixture) -> None:
