@@ -1,6 +1,8 @@
 """The parts of the build that pyproject.toml cannot express: the packages, the C extension and the data files."""
 
 import os
+import sys
+import tempfile
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
@@ -40,12 +42,23 @@ core = Extension(
     py_limited_api=True,
 )
 
-setup(
-    package_dir={"": "src"},
-    packages=[*find_packages("src"), UNITS],
-    package_data={"": ["*.pyi", "py.typed"], UNITS: ["*.service", "*.conf", "*.toml", "*.sha256"]},
-    include_package_data=False,
-    data_files=[*manual(), *documents()],
-    ext_modules=[core],
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},
-)
+# Several users install from one checkout, which may not be theirs: a wheel is built without a write to it. An editable
+# install and an sdist take their files from the checkout.
+IN_TREE = {"build_ext", "develop", "editable_wheel", "sdist"}
+
+
+def outputs(folder: str) -> dict[str, dict[str, str]]:
+    """Returns the options of the commands whose outputs belong into a folder."""
+    return {} if IN_TREE & set(sys.argv) else {"build": {"build_base": folder}, "egg_info": {"egg_base": folder}}
+
+
+with tempfile.TemporaryDirectory(prefix="pagetier-build-") as temporary:
+    setup(
+        package_dir={"": "src"},
+        packages=[*find_packages("src"), UNITS],
+        package_data={"": ["*.pyi", "py.typed"], UNITS: ["*.service", "*.conf", "*.toml", "*.sha256"]},
+        include_package_data=False,
+        data_files=[*manual(), *documents()],
+        ext_modules=[core],
+        options={"bdist_wheel": {"py_limited_api": "cp311"}, **outputs(temporary)},
+    )

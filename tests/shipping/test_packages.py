@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("shm", "tiers", "kernels", "client", "daemon")
 ABOUT = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE", "Makefile")
 QUICK = """sh -c 'exec gcc "$@" -O0' gcc"""  # to optimize takes most of the time
+BUILD = (sys.executable, "-m", "build", "--no-isolation")
 BUILT = shutil.ignore_patterns("*.so", "__pycache__", "build")
 
 
@@ -37,14 +38,19 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Returns an sdist of a copy of the sources, and a wheel that was built from that sdist only."""
     pytest.importorskip("build")
     folder = tmp_path_factory.mktemp("sources")
+    copy_sources(folder)
+    run(*BUILD, "--outdir", folder / "dist", folder, cwd=folder, CC=QUICK)
+    (sdist,), (wheel,) = (list((folder / "dist").glob(f"*{end}")) for end in (".tar.gz", ".whl"))
+    return Built(sdist, wheel)
+
+
+def copy_sources(folder: Path) -> None:
+    """Copies what packages are built from, without what builds have made."""
     for name in (*PACKAGES, "docs", "systemd"):
         shutil.copytree(ROOT / name, folder / name, ignore=BUILT)
     shutil.copytree(ROOT / "src", folder / "src", symlinks=True, ignore=shutil.ignore_patterns("*.egg-info"))
     for name in (*ABOUT, "constraints.txt"):
         shutil.copy(ROOT / name, folder)
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", folder, cwd=folder, CC=QUICK)
-    (sdist,), (wheel,) = (list((folder / "dist").glob(f"*{end}")) for end in (".tar.gz", ".whl"))
-    return Built(sdist, wheel)
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +78,17 @@ def test_the_sdist_has_all_sources_and_no_build_output(built: Built) -> None:
     sources = ("src/pagetier/shm/_core.c", "src/pagetier/shm/core/common/layout.h", "docs/man/pagetierd.8")
     assert {"setup.py", "LICENSE", *sources} <= set(names)
     assert not any(name.endswith((".so", ".o", ".pyc")) for name in names)
+
+
+def test_an_install_writes_nothing_into_the_checkout(tmp_path: Path) -> None:
+    """Several users install from one checkout, and pip builds a wheel for it."""
+    pytest.importorskip("build")
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    copy_sources(checkout)
+    before = sorted(checkout.rglob("*"))
+    run(*BUILD, "--wheel", "--outdir", tmp_path / "dist", checkout, cwd=tmp_path, CC=QUICK)
+    assert len(list((tmp_path / "dist").glob("*.whl"))) == 1 and sorted(checkout.rglob("*")) == before
 
 
 def test_the_version_is_defined_in_one_place(place: Path, built: Built) -> None:
