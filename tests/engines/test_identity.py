@@ -119,7 +119,7 @@ def test_nothing_is_shared_until_the_weights_are_known(scene: Scene, expected: d
             scene.settle()
             assert scene.daemon.header().pages == before
             log = engine.log.read_text()
-            assert "it computes the digest of" in log and "pagetier attached to" not in log
+            assert "pagetier is on, and caches nothing yet: it " in log and "pagetier attached to" not in log
             fcntl.flock(lock, fcntl.LOCK_UN)
             assert eventually(lambda: ask_after_reset(engine, PROMPT)["external"] == scene.hit()), engine.log_tail()
             assert exact(ask_after_reset(engine, PROMPT)) == exact(expected)
