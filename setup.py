@@ -42,14 +42,13 @@ core = Extension(
     py_limited_api=True,
 )
 
-# Several users install from one checkout, which may not be theirs: a wheel is built without a write to it. An editable
-# install and an sdist take their files from the checkout.
-IN_TREE = {"build_ext", "develop", "editable_wheel", "sdist"}
+# Several users install from one checkout, which may not be theirs: what pip runs for a wheel writes nothing to it.
+OF_A_WHEEL = {"bdist_wheel", "dist_info", "egg_info"}
 
 
 def outputs(folder: str) -> dict[str, dict[str, str]]:
     """Returns the options of the commands whose outputs belong into a folder."""
-    return {} if IN_TREE & set(sys.argv) else {"build": {"build_base": folder}, "egg_info": {"egg_base": folder}}
+    return {"build": {"build_base": folder}, "egg_info": {"egg_base": folder}} if OF_A_WHEEL & set(sys.argv) else {}
 
 
 with tempfile.TemporaryDirectory(prefix="pagetier-build-") as temporary:

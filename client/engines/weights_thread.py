@@ -54,12 +54,11 @@ class WeightsThread:
     def log_unless_ended(self) -> None:
         """Logs what the engine still has to wait for before it caches anything."""
         if not self.ended:
-            reads = (
-                f"computes the digest of {format_size(self._unread)} of weights of {self._title}, once on this machine"
-            )
+            unread = self._unread  # the thread may count them now
+            reads = f"computes the digest of {format_size(unread)} of weights of {self._title}, once on this machine"
             self._log.info(
                 "pagetier is on, and caches nothing yet: it %s, and attaches when that is done%s",
-                reads if self._unread else f"identifies the weights of {self._title}",
+                reads if unread else f"identifies the weights of {self._title}",
                 self._origin.remark,
             )
 

@@ -11,7 +11,7 @@ from pagetier.kernels.config.copy_settings import CopySettings
 
 SETTINGS: Final = CopySettings(reserve_timeout=1.0)
 DELAY_S: Final = 0.003
-MOST: Final = 4600  # in all steps of the thread; they were 4956
+MOST: Final = 4750  # in all steps of the thread: 4519 by CPython 3.11, and 4956 before
 
 
 def test_a_store_of_a_page_costs_its_thread_few_instructions() -> None:
