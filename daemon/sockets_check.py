@@ -13,7 +13,7 @@ from typing import Final
 
 from pagetier.daemon.config.address import Address
 from pagetier.daemon.config.schema import AccessOptions, Config
-from pagetier.daemon.host.listening_socket import SocketError, check_folder, why_closed
+from pagetier.daemon.host.listening_socket import SocketError, another, check_folder, why_closed
 from pagetier.daemon.http.listening_sockets import open_address
 from pagetier.daemon.running_daemon import has_port
 from pagetier.daemon.segments_check import FoundDaemon
@@ -64,11 +64,11 @@ def _check_present(path: Path, setting: str, daemon: FoundDaemon | None) -> None
     except OSError:
         return
     if not stat.S_ISSOCK(found.st_mode):
-        raise SocketError(f"{path} exists and is not a socket: remove it, or set another {setting}")
+        raise SocketError(f"{path} exists and is not a socket: remove it, or {another(setting)}")
     listener = _listener(path, setting)
     if listener is None or (daemon is not None and (daemon.pid == listener or 0 in (daemon.pid, listener))):
         return
-    raise SocketError(f"another daemon listens on {path}: stop it, or set another {setting}")
+    raise SocketError(f"another daemon listens on {path}: stop it, or {another(setting)}")
 
 
 def _listener(path: Path, setting: str) -> int | None:

@@ -28,6 +28,7 @@ from pagetier.shm.index_header import Head, head_of
 KINDS: Final = ("index", "locks", "arena")
 _FOLDER: Final = Path("/dev/shm")
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_ANOTHER: Final = "use another --name and --socket, and give engines that socket (PAGETIER_SOCKET)"
 _LOCK_PATIENCE_S: Final = 0.1  # is_locked() of another process holds the lock for a moment
 
 
@@ -152,15 +153,12 @@ def lock(name: str, index: int) -> None:
     deadline = Deadline(_LOCK_PATIENCE_S)
     while not _locks(index, fcntl.LOCK_EX):
         if deadline.is_over:
-            raise InUseError(f"another daemon uses segments {name!r}: stop it, or use another --name and --socket")
+            raise InUseError(f"another daemon uses segments {name!r}: stop it, or {_ANOTHER}")
         clock.sleep(_LOCK_PATIENCE_S / 10)
 
 
 def is_locked(index: int) -> bool:
-    """Returns whether a daemon uses the segments.
-
-    The test takes the lock for a moment; lock() retries for that reason.
-    """
+    """Returns whether a daemon uses the segments. Takes the lock for a moment, for which lock() tries again."""
     if not _locks(index, fcntl.LOCK_SH):
         return True
     fcntl.flock(index, fcntl.LOCK_UN)
@@ -221,7 +219,7 @@ def _cannot_create(name: str, kind: str, why: str) -> ShmError:
 def _not_ours(name: str, kind: str) -> ShmError:
     whose = "another user" if (owner := owner_of(name, kind)) is None else f"user {user_name(owner)}"
     release = f"have root run `pagetierd --name {name} --release-memory`, which releases nothing that a daemon uses"
-    used = "if a daemon runs there, use it (access.users), or use another --name and --socket"
+    used = f"if a daemon runs there, use it (access.users), or {_ANOTHER}"
     return ShmError(f"{_file(name, kind)} belongs to {whose}: {used}; if none runs, {release}")
 
 

@@ -165,7 +165,12 @@ def _make_folder(folder: Path, setting: str) -> None:
     except OSError as error:
         raise SocketError(_why_no_folder(folder, setting, error)) from error
     if flaw:
-        raise SocketError(f"{flaw}, or set another {setting}")
+        raise SocketError(f"{flaw}, or {another(setting)}")
+
+
+def another(setting: str) -> str:
+    """Returns the advice to set another path, and where else that of the control socket has to be known."""
+    return f"set another {setting}{' here and in the engines (PAGETIER_SOCKET)' if setting == 'socket' else ''}"
 
 
 def check_folder(path: Path, setting: str) -> None:
@@ -185,15 +190,14 @@ def check_folder(path: Path, setting: str) -> None:
 
 def _why_no_folder(folder: Path, setting: str, error: OSError) -> str:
     why = f"user {os.geteuid()} cannot create {folder}: {error.strerror}"
-    return f"{why_no_folder(folder, read_mounts(MOUNTINFO)) or why}: set another {setting}"
+    return f"{why_no_folder(folder, read_mounts(MOUNTINFO)) or why}: {another(setting)}"
 
 
 def _why_unusable(path: Path, setting: str, error: OSError) -> str:
     if isinstance(error, PermissionError) and (owner := _other_owner(path)) is not None:
-        engines = " here and in the engines (PAGETIER_SOCKET)" if setting == "socket" else ""
         left = f"left by a daemon of user {user_name(owner)} that has ended"
-        return f"{setting} = {path}, {left}: have root remove it, or set another {setting}{engines}"
-    remedy = f"; this user may not write to {path.parent}: set another {setting}" if error.errno == errno.EACCES else ""
+        return f"{setting} = {path}, {left}: have root remove it, or {another(setting)}"
+    remedy = f"; this user may not write to {path.parent}: {another(setting)}" if error.errno == errno.EACCES else ""
     return f"{setting} = {path}: {error.strerror}{remedy}"
 
 
@@ -211,9 +215,9 @@ def _clear(path: Path, setting: str) -> None:
     try:
         found = path.lstat()
         if not stat.S_ISSOCK(found.st_mode):
-            raise SocketError(f"{path} exists and is not a socket: remove it, or set another {setting}")
+            raise SocketError(f"{path} exists and is not a socket: remove it, or {another(setting)}")
         if _answers(path, setting):
-            raise SocketError(f"another daemon listens on {path}: stop it, or set another {setting}")
+            raise SocketError(f"another daemon listens on {path}: stop it, or {another(setting)}")
         path.unlink(missing_ok=True)
     except FileNotFoundError:
         return
@@ -224,7 +228,7 @@ def _clear(path: Path, setting: str) -> None:
 def why_closed(path: Path, setting: str) -> str:
     """Returns what to do about another user's socket, of which this user cannot see whether a daemon listens on it."""
     why = f"user {os.geteuid()} may not open {path} of user {path.lstat().st_uid}"
-    return f"{why}: if no daemon listens on it, have root remove it; or set another {setting}"
+    return f"{why}: if no daemon listens on it, have root remove it; or {another(setting)}"
 
 
 def _answers(path: Path, setting: str) -> bool:

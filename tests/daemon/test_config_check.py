@@ -293,7 +293,8 @@ def test_what_the_running_daemon_listens_on_is_no_failure(tmp_path: Path) -> Non
         other = pagetierd(*arguments(daemon, "--name", "pagetier-test-other"), "--check")
     assert checked.code == Exit.OK and f"(PID {daemon.pid})" in checked.text, checked.text
     assert other.code == Exit.REFUSED
-    assert other.reported == f"another daemon listens on {daemon.socket}: stop it, or set another socket"
+    another = "set another socket here and in the engines (PAGETIER_SOCKET)"
+    assert other.reported == f"another daemon listens on {daemon.socket}: stop it, or {another}"
 
 
 @as_root

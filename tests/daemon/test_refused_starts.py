@@ -109,7 +109,7 @@ def test_a_folder_of_another_user_says_what_to_set(name: str) -> None:
         ended = pagetierd("--socket", f"{folder}/s", *small, code=AS_NOBODY)
     assert ended.code == Exit.REFUSED
     assert "Permission denied; this user may not write to " in ended.reported
-    assert ended.reported.endswith("set another socket")
+    assert ended.reported.endswith("set another socket here and in the engines (PAGETIER_SOCKET)")
 
 
 def test_a_file_at_the_sockets_path_stops_the_start(tmp_path: Path, given: list[str]) -> None:

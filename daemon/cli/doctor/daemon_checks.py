@@ -15,6 +15,7 @@ from pagetier.daemon.config.fields import replaced
 from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.host.arena_fit import geometry_of, serves, short_index
 from pagetier.daemon.host.host import Host
+from pagetier.daemon.host.listening_socket import another
 from pagetier.daemon.running_daemon import holder_of
 from pagetier.daemon.server.control_socket import locked_out
 from pagetier.daemon.stats.snapshot import Snapshot
@@ -33,7 +34,8 @@ def check_folder(folder: Path) -> Result:
     except OSError as error:
         return _missing_folder(folder, error)
     if found.st_uid not in (0, os.geteuid()) and _anyone_may_create(folder):
-        return problem("folder", f"{folder} belongs to user {user_name(found.st_uid)}: remove it or set another socket")
+        whose = f"{folder} belongs to user {user_name(found.st_uid)}"
+        return problem("folder", f"{whose}: remove it, or {another('socket')}")
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX:
         return problem("folder", f"other users can replace files in {folder}: chmod go-w {shlex.quote(str(folder))}")
     return ok("folder", f"{folder} of user {user_name(found.st_uid)}")
@@ -50,7 +52,7 @@ def _missing_folder(folder: Path, error: OSError) -> Result:
     there = next(above for above in folder.parents if above.exists())
     if isinstance(error, FileNotFoundError) and os.access(there, os.W_OK | os.X_OK):
         return ok("folder", f"{folder} does not exist yet: pagetierd creates it")
-    return problem("folder", f"{folder}: {error.strerror}: create it for the daemon's user, or set another socket")
+    return problem("folder", f"{folder}: {error.strerror}: create it for the daemon's user, or {another('socket')}")
 
 
 def check_socket(path: Path, access: AccessOptions) -> Iterator[Result]:
@@ -61,7 +63,7 @@ def check_socket(path: Path, access: AccessOptions) -> Iterator[Result]:
         return
     whose = f"{path} of user {user_name(found.st_uid)}, mode {stat.S_IMODE(found.st_mode):04o}"
     if not stat.S_ISSOCK(found.st_mode):
-        yield problem("socket", f"{path} is not a socket: remove it, or set another socket")
+        yield problem("socket", f"{path} is not a socket: remove it, or {another('socket')}")
     elif not os.access(path, os.W_OK):
         yield problem("socket", f"{whose}: this user may not open it (see daemon below)")
     elif trouble := locked_out(found, access):

@@ -31,6 +31,7 @@ from refused_starts import (
 from running_daemon import RunningDaemon
 
 FORMAT_AT = 8
+ANOTHER = "use another --name and --socket, and give engines that socket (PAGETIER_SOCKET)"
 
 
 def of_nobody(name: str, *kinds: str) -> None:
@@ -45,7 +46,7 @@ def test_two_daemons_cannot_use_the_same_segments(tmp_path: Path) -> None:
     with RunningDaemon() as first, first.client() as client:
         fill(first)
         text = refused(*arguments(first, "--socket", str(tmp_path / "other.sock")))
-        assert text == f"another daemon uses segments '{first.name}': stop it, or use another --name and --socket"
+        assert text == f"another daemon uses segments '{first.name}': stop it, or {ANOTHER}"
         assert refused(*arguments(first, "--socket", str(tmp_path / "other.sock")), "--fresh")
         assert client.attached
         assert still_serves(client)
@@ -142,7 +143,7 @@ def test_incomplete_segments_are_created_again(left: RunningDaemon) -> None:
 def test_segments_of_another_user(left: RunningDaemon) -> None:
     text = refused(*arguments(left), code=AS_NOBODY)
     assert f"/dev/shm/{left.name}.index belongs to user root: if a daemon runs there, use it (access.users)" in text
-    assert "or use another --name and --socket; if none runs, have root run " in text
+    assert f"or {ANOTHER}; if none runs, have root run " in text
     assert f"`pagetierd --name {left.name} --release-memory`, which releases nothing that a daemon uses" in text
     assert "remove" not in text, "nobody is led to remove segments that a daemon may use"
 
