@@ -9,6 +9,7 @@ from pagetier.daemon.config.disk_capacity import disk_capacity_text
 from pagetier.daemon.config.mistakes import ConfigError, Mistakes
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.config.token import read_token
+from pagetier.daemon.host.arena_fit import too_large
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.listening_socket import SocketError
 from pagetier.shm._core import ShmError
@@ -70,7 +71,7 @@ def _lines(config: Config, host: Host, daemon: FoundDaemon | None) -> Iterator[s
             yield from disk_warnings(device, host, daemon.folders if daemon is not None else ())
             if why := why_emptied(device, arena.frame_size):
                 yield f"warning: {why}"
-    yield from _index_warnings(config)
+    yield from _memory_warnings(config, host)
     yield f"socket: {config.socket}{in_new_folder(config.socket)}"
     if config.remote.url:
         yield f"fleet: {config.remote.url}"
@@ -108,7 +109,9 @@ def _token_warnings(config: Config) -> Iterator[str]:
         yield f"warning: on this host {error}"
 
 
-def _index_warnings(config: Config) -> Iterator[str]:
+def _memory_warnings(config: Config, host: Host) -> Iterator[str]:
+    if why := too_large(host, config.arena.whole_size):
+        yield f"warning: {why}"
     if config.index.entries and config.index.entries < config.arena.frames:
         entries = f"index.entries = {config.index.entries:,}"
         yield f"warning: {entries} pages leave some of the {config.arena.frames:,} frames unused: raise it, or set 0"

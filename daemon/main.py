@@ -22,7 +22,7 @@ from pagetier.daemon.config.loader import ConfigError, ConfigReader
 from pagetier.daemon.config.mistakes import log_lines
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.config_check import check_config
-from pagetier.daemon.host.arena_fit import fit, geometry_of, need_of, serves
+from pagetier.daemon.host.arena_fit import fit, geometry_of, need_of, serves, too_large
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.listening_socket import SocketError
 from pagetier.daemon.host.prefault import PrefaultError
@@ -181,6 +181,8 @@ def _serve(settings: Config, leftovers: Leftovers, context: RunContext, early: R
         faulthandler.enable()  # the watchdog's SIGABRT then prints where the process hung
     with Reported(earlier=early) as signals:
         segments = _take(settings, leftovers, context.keep_while)
+        if why := too_large(Host(), settings.arena.whole_size):
+            log.warning("%s", why, extra=event("arena_large"))
         point("daemon.segments")
         try:
             server = Server(settings.socket, settings.access)

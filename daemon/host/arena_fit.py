@@ -20,6 +20,8 @@ _DAEMON_BYTES = 48 << 20
 # 8 bytes for each 4 KiB in the page tables of each process that maps the memory, and about as much in the kernel's own
 # list of the pages.
 MAPPING_SHARE = 512
+# docs/sizing.md: half of the host's memory. The kernel keeps some per cent of what the host is sold with.
+_MOST_OF_HOST = 0.55
 # What is charged to a control group beside its processes' memory varies by about 1 MiB from one start to the next.
 OFFER_MARGIN = 4 << 20
 
@@ -169,6 +171,23 @@ def _largest_beside_processes(room: int, need: Need) -> int:
 def _largest(room: int, need: Need, *, fixed: int, each: int) -> int:
     """Returns the bytes of the most frames that fit into `room` together with the index and the given costs."""
     return max(0, room + need.in_memory - need.index_fixed - fixed) // (each + need.index_per_frame) * need.frame
+
+
+def too_large(host: Host, arena: int) -> str:
+    """Returns a warning if an arena of so many bytes leaves engines less of the host than they need; else "".
+
+    The limit of a group above the daemon's own counts as the host's memory. Its own may have room for the daemon only,
+    as that of a container.
+    """
+    total = host.memory().total
+    sizes = [(total, "this host's memory")] if total is not None else []
+    above = [group for group in host.memory_groups() if group.above]
+    sizes += [(group.limit, f"the control group's memory ({group.file})") for group in above]
+    size, name = min(sizes, default=(0, ""))
+    if not _MOST_OF_HOST * size < arena <= size:  # a larger one does not fit, which is an error
+        return ""
+    taken = f"arena.size = {format_size(arena)} is {arena / size:.0%} of {name}, {format_size(size)}"
+    return f"{taken}: leave engines half of it or more (docs/sizing.md)"
 
 
 # Private memory of the daemon for each entry of the index: 24 for its place in each of three lists

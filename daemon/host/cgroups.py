@@ -21,12 +21,14 @@ class MemoryGroup(msgspec.Struct, frozen=True, kw_only=True):
         limit: The limit in bytes.
         usage: Bytes in use, page cache included.
         reclaimable: Bytes of the page cache, which the kernel drops on demand.
+        above: Whether it is above the process's own group, so that it may have engines in it, too.
     """
 
     file: Path
     limit: int
     usage: int
     reclaimable: int
+    above: bool = False
 
     @property
     def room(self) -> int:
@@ -68,8 +70,8 @@ def memory_groups(root: Path) -> tuple[MemoryGroup, ...]:
     found: list[MemoryGroup] = []
     for version, group in _memberships(root, "self"):
         for mount in _mounts(root, version):
-            for folder in _folders(root, mount, group):
-                found += _limits(folder, version)
+            for depth, folder in enumerate(_folders(root, mount, group)):
+                found += _limits(folder, version, depth)
     return tuple(found)
 
 
@@ -131,13 +133,13 @@ def _is_mounted(group: str, mounted: str) -> bool:
     return ".." not in path.parts and path.is_relative_to(mounted)
 
 
-def _limits(folder: Path, version: _Version) -> Iterator[MemoryGroup]:
+def _limits(folder: Path, version: _Version, depth: int) -> Iterator[MemoryGroup]:
     usage = _number(folder / version.usage)
     for name in version.limits:
         limit = _number(folder / name)
         if limit is not None and limit < _NO_LIMIT and usage is not None:
             reclaimable = _reclaimable(folder / "memory.stat", version.reclaimable)
-            yield MemoryGroup(file=folder / name, limit=limit, usage=usage, reclaimable=reclaimable)
+            yield MemoryGroup(file=folder / name, limit=limit, usage=usage, reclaimable=reclaimable, above=depth > 0)
 
 
 def _reclaimable(stat: Path, names: tuple[str, ...]) -> int:

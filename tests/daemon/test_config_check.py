@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
+import running_daemon
+from daemon_constants import PROGRAM
 from eventually import eventually
 from fake_host import host_files
 from free_ports import free_ports
 from other_users import as_root
 from pagetier.daemon.config.loader import load
 from pagetier.daemon.config_check import check_config
+from pagetier.daemon.host import arena_fit
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm._core import FORMAT, HEAD_LAYOUT, ShmError
@@ -70,6 +73,23 @@ def test_a_disk_tier_larger_than_what_is_free_is_a_warning(tmp_path: Path) -> No
     with (tmp_path / "disk" / "0" / "frames.0").open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, 49 << 20)
     assert not any("disk.size" in line for line in check_config(config, full))
+
+
+def test_an_arena_that_leaves_engines_too_little_is_a_warning_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunningDaemon() as daemon:
+        assert _warnings_of_arena(daemon) == [0, 0, 0]
+    monkeypatch.setattr(arena_fit, "_MOST_OF_HOST", 0.0)
+    code = "from pagetier.daemon.host import arena_fit; arena_fit._MOST_OF_HOST = 0.0; "
+    monkeypatch.setattr(running_daemon, "PROGRAM", code + PROGRAM)
+    with RunningDaemon() as daemon:
+        assert _warnings_of_arena(daemon) == [1, 1, 1]
+        assert "warning  arena " in daemon.pagetier("doctor").output
+
+
+def _warnings_of_arena(daemon: RunningDaemon) -> list[int]:
+    """Returns how often the log, the check and the doctor say that the arena takes too much of the host."""
+    log = "\n".join(daemon.lines("level=warning name=pagetierd event=arena_large"))
+    return [text.count("(docs/sizing.md)") for text in (log, warnings({}), daemon.pagetier("doctor").output)]
 
 
 def test_a_missing_token_file_that_nothing_reads_is_a_warning(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from pagetier.daemon.cli.doctor.daemon_checks import (
 from pagetier.daemon.cli.doctor.disk_checks import check_disk
 from pagetier.daemon.cli.doctor.fleet_checks import check_fleet, check_fleet_folder
 from pagetier.daemon.cli.doctor.host_checks import (
+    check_arena_size,
     check_huge_pages,
     check_kernel,
     check_locked_memory,
@@ -125,6 +126,7 @@ def _file_hint(host: Host) -> str:
 
 def _check(config: Config, host: Host) -> Iterator[Result]:
     yield check_shared_memory(host)
+    yield from check_arena_size(config, host)
     yield check_locked_memory(config, host)
     yield from check_kernel(host)
     yield check_users(config.access, host)

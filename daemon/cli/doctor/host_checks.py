@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
 from pagetier.daemon.config.schema import AccessOptions, Config
-from pagetier.daemon.host.arena_fit import fit, need_of
+from pagetier.daemon.host.arena_fit import fit, need_of, too_large
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.peer_credentials import SO_PEERPIDFD
 from pagetier.daemon.status.huge_page_report import FEW_REMEDY, HugePageReport
@@ -44,6 +44,12 @@ def check_room(config: Config, host: Host) -> Result:
     in_use = sum(found.nbytes for found in survey() if found.name == config.name)
     verdict = fit(host, need_of(config, in_use))
     return (ok if verdict.fits else problem)("arena", verdict.explain())
+
+
+def check_arena_size(config: Config, host: Host) -> Iterator[Result]:
+    """Checks whether the arena leaves engines enough of the host's memory."""
+    if why := too_large(host, config.arena.whole_size):
+        yield warning("arena", why)
 
 
 def check_huge_pages(config: Config, host: Host, report: HugePageReport) -> Result:

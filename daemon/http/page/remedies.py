@@ -9,6 +9,7 @@ _DOCTOR: Final = "Run pagetier doctor, which says what is wrong and how to mend 
 _QUOTA: Final = "Let engines use fewer namespaces at once."
 
 REMEDIES: Final = {
+    "arena_large": "Set arena.size to at most half of the host's memory, then stop and start the daemon.",
     "arena_pinned": "Finish or stop the engines that pin the pages (see Engines), or give the arena more memory.",
     "arena_short": "Free memory on the host, or set a smaller arena.size.",
     "descriptors": "Raise the daemon's limit of open files (LimitNOFILE).",

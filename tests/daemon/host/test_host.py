@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from fake_host import host_files
-from pagetier.daemon.host.arena_fit import OFFER_MARGIN, Fit, Need, fit
+from pagetier.daemon.host.arena_fit import OFFER_MARGIN, Fit, Need, fit, too_large
 from pagetier.daemon.host.cgroups import MemoryGroup
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.mounts import read_mounts
@@ -166,6 +166,36 @@ def host_with(root: Path, *, shm: int, available: int) -> Host:
     (root / "dev/shm").mkdir(parents=True, exist_ok=True)
     host_files(root, {"proc/meminfo": f"MemTotal: 99999999 kB\nMemAvailable: {available // 1024} kB"})
     return Host(root, statvfs=tmpfs(2 * shm + 4096, shm))
+
+
+@pytest.mark.parametrize(
+    ("total", "gibibytes", "words"),
+    [
+        (100, 25, ""),
+        (100, 50, ""),
+        (128 - 3, 64, ""),  # a host that is sold with 128 GiB
+        (100, 101, ""),  # does not fit
+        (100, 60, "arena.size = 60.0 GiB is 60% of this host's memory, 100.0 GiB: "),
+    ],
+)
+def test_more_than_half_of_the_host_is_a_warning(total: int, gibibytes: int, words: str, tmp_path: Path) -> None:
+    host = Host(host_files(tmp_path, {"proc/meminfo": f"MemTotal: {total << 20} kB"}))
+    why = too_large(host, gibibytes * GIB)
+    assert bool(why) == bool(words) and why.startswith(words) and len(why) <= 120
+
+
+def test_only_a_group_above_the_daemon_s_own_is_its_host(v2: Path) -> None:
+    """The daemon's own, as of its container, needs room for the daemon only (docs/docker/compose.yaml)."""
+    host_files(v2, {"proc/meminfo": "MemTotal: 99999999 kB"})
+    assert too_large(Host(v2), 2 * GIB) == ""
+    slice = v2 / "sys/fs/cgroup/a.slice/memory.high"
+    assert f"3.0 GiB is 75% of the control group's memory ({slice}), 4.0 GiB" in too_large(Host(v2), 3 * GIB)
+    slice.write_text("max")
+    assert too_large(Host(v2), 7 * GIB) == ""
+
+
+def test_a_host_that_does_not_say_its_memory_is_not_judged(tmp_path: Path) -> None:
+    assert too_large(Host(tmp_path), GIB) == ""
 
 
 def test_shared_memory_is_the_limit(v2: Path) -> None:
