@@ -9,8 +9,8 @@ import click
 import msgspec
 
 from pagetier.daemon.cli.daemon_connection import daemon_at, socket_option
-from pagetier.daemon.cli.page_arguments import FileCommand, named_pages, no_chain, pages_options
-from pagetier.daemon.stats.page_lookup import look_up, lookup_note
+from pagetier.daemon.cli.page_arguments import FileCommand, named_pages, pages_options
+from pagetier.daemon.stats.page_lookup import found_pages, lookup_note, no_chain
 from pagetier.shm.units import counted
 
 
@@ -29,9 +29,10 @@ def lookup(
     """
     with daemon_at(socket) as daemon:
         space, keys = named_pages(daemon.observer, namespace, keys_file, tokens_file)
-        found = look_up(daemon.observer, keys, space.page_tokens)
-        is_found = found.memory or found.disk
-        note = no_chain(space) if tokens_file and keys and not is_found else lookup_note(daemon.observer, space, keys)
+        tiers = daemon.observer.locate(keys)
+        no_token = tokens_file and keys and not any(tiers)
+        note = no_chain(space) if no_token else lookup_note(daemon.observer, space, keys)
+    found = found_pages(tiers, space.page_tokens, note)
     if note:
         click.echo(f"note: {note}", err=True)
     if show:

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option
+from pagetier.daemon.cli.daemon_connection import daemon_at, socket_option
 from pagetier.daemon.cli.number_types import WholeNumber
 from pagetier.daemon.cli.page_arguments import named_space
+from pagetier.daemon.cli.tier_text import why_unlisted
 from pagetier.daemon.common.namespaces import with_pages
-from pagetier.daemon.stats.snapshot_reader import take_snapshot
-from pagetier.daemon.status.disk_report import Standing
+from pagetier.daemon.stats.snapshot_reader import read_status
 from pagetier.shm import clock
 from pagetier.shm._core import LISTED_LAYOUT, NamespaceRecord, Observer
-from pagetier.shm.protocol import DISK
 from pagetier.shm.units import format_size, spell_duration
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def ls(socket: Path, namespace: str | None, named: str | None, most: int, show: 
     """
     wanted = _one_of(namespace, named)
     with daemon_at(socket) as daemon:
-        incomplete = _why_incomplete(daemon)
+        incomplete = why_unlisted(read_status(daemon.observer).disk, daemon.extras)
         if wanted is None:
             _print_namespaces(_namespaces(daemon.observer, most), show, incomplete)
         else:
@@ -90,16 +89,6 @@ def _one_of(namespace: str | None, named: str | None) -> str | None:
     if namespace is not None and named is not None:
         raise click.UsageError("give the namespace once: as NAMESPACE or with --namespace")
     return namespace if named is None else named
-
-
-def _why_incomplete(daemon: Daemon) -> str:
-    """Returns why the pages on disk are not listed; "" if they are."""
-    disk = take_snapshot(daemon.observer).disk
-    if DISK not in daemon.extras or disk.standing is Standing.OPEN:
-        return ""
-    if disk.standing is Standing.DOWN:
-        return f"the disk tier is down, so its pages are not listed: {disk.trouble}"
-    return "the disk tier is being opened, so its pages are not listed yet"
 
 
 def _namespaces(observer: Observer, most: int) -> list[ListedNamespace]:

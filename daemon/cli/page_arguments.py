@@ -116,15 +116,6 @@ def named_pages(
     return space, keys_of_tokens(space, _json(_text(tokens_file), tokens_file, list[_Token]))
 
 
-def no_chain(space: NamespaceRecord) -> str:
-    """Returns why token IDs may name no page of a namespace, and what does."""
-    return (
-        f"no page of {space.name} has these tokens; token IDs name only pages whose keys are pagetier's own chain:"
-        " pages of vLLM and SGLang are found by their block hashes (hashes of POST /v1/lookup), or by keys"
-        f' (--keys-file); `pagetier pages ls "{space.name}"` shows what is stored'
-    )
-
-
 def named_space(observer: Observer, namespace: str) -> NamespaceRecord:
     """Returns a namespace. Raises click.ClickException if there is no such one."""
     try:

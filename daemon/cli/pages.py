@@ -13,7 +13,7 @@ PAGE_COMMANDS: Final = {
     "lookup": CommandEntry(f"{_CLI}.lookup", "Say how many pages of a prompt are here, in memory and on disk"),
     "ls": CommandEntry(f"{_CLI}.ls", "List the namespaces, or the largest prefixes of one"),
     "pin": CommandEntry(f"{_CLI}.pin", "Keep pages in memory: they are evicted last"),
-    "prefetch": CommandEntry(f"{_CLI}.prefetch", "Read the pages of a prompt from disk into memory"),
+    "prefetch": CommandEntry(f"{_CLI}.prefetch", "Read the pages of a prompt or a namespace from disk into memory"),
     "unpin": CommandEntry(f"{_CLI}.pin", "Let pages leave memory again that `pagetier pages pin` or an engine keeps"),
 }
 

@@ -13,8 +13,11 @@ import msgspec
 from pagetier.daemon.cli.config import config_of
 from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option
 from pagetier.daemon.cli.page_arguments import BATCH_PAGES, FileCommand, chosen_spaces, keys_file_option, keys_in
+from pagetier.daemon.cli.tier_text import why_unlisted
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.peer_credentials import Rights
+from pagetier.daemon.stats.page_lookup import count_only_on_disk, only_on_disk
+from pagetier.daemon.stats.snapshot_reader import read_status
 from pagetier.shm._core import HintKind
 from pagetier.shm.page_rows import PAGE_KEYS
 from pagetier.shm.protocol import HINTS, HintPages, PagesHinted
@@ -23,15 +26,24 @@ from pagetier.shm.units import counted, format_size
 _LRU: Final = (
     'with evict.policy = "lru" no page is pinned: set evict.policy = "cadence" and reload the configuration (SIGHUP)'
 )
+_READ_FIRST: Final = "read them into memory with `pagetier pages prefetch`, then pin them"
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class PinOutcome(msgspec.Struct, frozen=True):
-    """What `--json` prints: the pages that were named, those to which it applies, and all bytes that are kept now."""
+    """What `--json` prints.
+
+    Attributes:
+        pages: Pages that were named, by their keys or their namespace.
+        applied: Those of them that are pinned, or unpinned, now.
+        kept_bytes: All bytes that are kept now.
+        only_on_disk: Those of the named pages that are only on disk, where none is pinned.
+    """
 
     pages: int
     applied: int
     kept_bytes: int
+    only_on_disk: int
 
 
 def _options(command: _Command) -> _Command:
@@ -55,16 +67,16 @@ def pin(socket: Path, namespace: str | None, file: IO[bytes] | None, show: str |
     """Keep pages in memory: they are evicted last.
 
     For prompts that many requests share. Pages stay pinned until `pagetier pages unpin`, a flush or a restart of the
-    daemon. Pages that are not in memory are not pinned. All pages that are kept by request have at most the share
-    evict.keep_share of the arena; beyond that, the oldest of the user that keeps most end. With evict.policy = "lru" no
-    page can be pinned.
+    daemon. Pages that are only on disk are not pinned: `pagetier pages prefetch` reads them into memory. All pages that
+    are kept by request have at most the share evict.keep_share of the arena; beyond that, the oldest of the user that
+    keeps most end. With evict.policy = "lru" no page can be pinned.
 
-    Exit codes: 0: all pages are pinned; 1: some are not (the message says how many), or no such namespace; 2: invalid
-    usage; 3: no daemon.
+    Exit codes: 0: all pages that were named, also by their namespace, are pinned; 1: some are not (the message says how
+    many, and why), or no such namespace; 2: invalid usage; 3: no daemon.
     """
     outcome, limit = _send(socket, namespace, file, HintKind.KEEP)
     _print(outcome, show, f"{counted(outcome.applied, 'page')} pinned")
-    _expect_all(outcome, limit if file is None else f"not in memory, of another namespace, or {limit}")
+    _expect_all(outcome, limit if file is None else f"in no tier, of another namespace, or {limit}")
 
 
 @click.command(cls=FileCommand)
@@ -82,8 +94,13 @@ def unpin(socket: Path, namespace: str | None, file: IO[bytes] | None, show: str
 
 
 def _expect_all(outcome: PinOutcome, why: str) -> None:
-    if missing := outcome.pages - outcome.applied:
-        raise click.ClickException(f"{counted(missing, 'page')} not pinned: {why}")
+    missing = outcome.pages - outcome.applied
+    if missing <= 0:
+        return
+    if on_disk := min(missing, outcome.only_on_disk):
+        others = f", {missing - on_disk:,} {why}" if on_disk < missing else ""
+        why = f"{on_disk:,} only on disk ({_READ_FIRST}){others}"
+    raise click.ClickException(f"{counted(missing, 'page')} not pinned: {why}")
 
 
 def _send(socket: Path, namespace: str | None, file: IO[bytes] | None, kind: HintKind) -> tuple[PinOutcome, str]:
@@ -98,10 +115,11 @@ def _send(socket: Path, namespace: str | None, file: IO[bytes] | None, kind: Hin
     """
     if namespace is None and file is None:
         raise click.UsageError("give --namespace, --keys-file or both")
-    keys = b"" if file is None else keys_in(file)
+    keys = None if file is None else keys_in(file)
     with daemon_at(socket, Rights.ATTACH) as daemon:
-        limit = _limit(daemon, _check(daemon, namespace))
-        parts = list(PAGE_KEYS.batches(keys, BATCH_PAGES)) if file is not None else [b""]
+        limit = _limit(daemon, _check(daemon))
+        on_disk = _count_on_disk(daemon, namespace, keys)
+        parts = [b""] if keys is None else list(PAGE_KEYS.batches(keys, BATCH_PAGES))
         answers = [
             daemon.ask(HintPages(number, part, kind, math.inf, namespace), PagesHinted)
             for number, part in enumerate(parts, 1)
@@ -110,7 +128,18 @@ def _send(socket: Path, namespace: str | None, file: IO[bytes] | None, kind: Hin
         if answer.trouble:
             raise click.ClickException(answer.trouble)
     pages, applied = sum(answer.pages for answer in answers), sum(answer.applied for answer in answers)
-    return PinOutcome(pages, applied, answers[-1].kept_bytes if answers else 0), limit
+    pages += on_disk if keys is None else 0  # of a namespace, the daemon counts those in memory
+    return PinOutcome(pages, applied, answers[-1].kept_bytes if answers else 0, on_disk), limit
+
+
+def _count_on_disk(daemon: Daemon, namespace: str | None, keys: bytes | None) -> int:
+    """Returns how many of the named pages are only on disk. Raises click.ClickException: no such namespace."""
+    spaces = chosen_spaces(daemon.observer, namespace)
+    if keys is not None:
+        return only_on_disk(daemon.observer.locate(keys))
+    if unlisted := why_unlisted(read_status(daemon.observer).disk, daemon.extras):
+        click.echo(f"note: {unlisted}", err=True)
+    return count_only_on_disk(daemon.observer, spaces)
 
 
 def _limit(daemon: Daemon, config: Config) -> str:
@@ -119,14 +148,13 @@ def _limit(daemon: Daemon, config: Config) -> str:
     return f"beyond evict.keep_share ({most} of {format_size(size)})"
 
 
-def _check(daemon: Daemon, namespace: str | None) -> Config:
+def _check(daemon: Daemon) -> Config:
     """Returns the daemon's settings. Raises ClickException: nothing can be pinned."""
     if HINTS not in daemon.extras:
         raise click.ClickException("this daemon is of an earlier version, which keeps no pages: restart it")
     config = config_of(daemon)
     if config.evict.policy == "lru":
         raise click.ClickException(_LRU)
-    chosen_spaces(daemon.observer, namespace)
     return config
 
 

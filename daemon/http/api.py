@@ -13,6 +13,7 @@ import msgspec
 from pagetier.daemon.host.peer_credentials import Rights
 from pagetier.daemon.host.refusals import why_forbidden
 from pagetier.daemon.http.bodies import (
+    MOST_PAGES,
     Health,
     HintBody,
     HintName,
@@ -31,11 +32,21 @@ from pagetier.daemon.http.openapi import description
 from pagetier.daemon.http.peers import as_bearer, has_token
 from pagetier.daemon.http.prefetches import Prefetches
 from pagetier.daemon.index.hint_requests import EVERY_USER
-from pagetier.daemon.stats.page_lookup import UnknownNamespaceError, found_pages, namespace_named
-from pagetier.daemon.stats.snapshot_reader import take_snapshot
+from pagetier.daemon.stats.page_lookup import (
+    LEFT_OUT,
+    UnknownNamespaceError,
+    count_only_on_disk,
+    found_pages,
+    namespace_named,
+    no_chain,
+    only_on_disk,
+    pages_to_read,
+)
+from pagetier.daemon.stats.snapshot_reader import read_status, take_snapshot
 from pagetier.daemon.status.phase import Phase
 from pagetier.shm._core import NamespaceRecord, Observer
 from pagetier.shm.page_rows import PAGE_KEYS
+from pagetier.shm.protocol import HintPages
 
 _OPEN: Final = frozenset({"/metrics", "/healthz"})
 _PREFETCH: Final = "/v1/prefetch/"
@@ -134,7 +145,7 @@ class Api:
             raise HttpError(
                 HTTPStatus.MISDIRECTED_REQUEST, "the header Host names another site (DNS rebinding): ask for localhost"
             )
-        authorization = request.headers.get("authorization", "")
+        authorization = _authorization(request)
         if route.challenge is _BASIC:
             authorization = as_bearer(authorization)
         if request.peer.rights(settings, authorization) >= route.needs:
@@ -162,19 +173,28 @@ class Api:
         return _json(take_snapshot(self._observer))
 
     async def _lookup(self, request: Request) -> Response:
-        space, keys = self._pages(read_body(request.body, LookupBody))
-        return _json(found_pages(await located(self._observer, keys), space.page_tokens))
+        body = read_body(request.body, LookupBody)
+        space, keys = self._pages(body)
+        tiers = await located(self._observer, keys)
+        return _json(found_pages(tiers, space.page_tokens, _note(body, space, tiers)))
 
     async def _prefetch(self, request: Request) -> Response:
-        body = read_body(request.body, PrefetchBody)
-        _, keys = self._pages(body)
-        user = request.peer.user
-        number = self._prefetches.begin(user, keys)
+        body, user = read_body(request.body, PrefetchBody), request.peer.user
+        keys, left_out, note = await self._pages_to_read(body)
+        number = self._prefetches.begin(user, keys, left_out, note)
         task = asyncio.create_task(self._read(number, user, keys, body.timeout))
         self._underway.add(task)
         task.add_done_callback(self._underway.discard)
-        accepted = msgspec.json.encode(PrefetchAccepted(number, PAGE_KEYS.count(keys)))
+        accepted = msgspec.json.encode(PrefetchAccepted(number, PAGE_KEYS.count(keys) + left_out))
         return Response(accepted, HTTPStatus.ACCEPTED, headers=(("Location", _PREFETCH + number),))
+
+    async def _pages_to_read(self, body: PrefetchBody) -> tuple[bytes, int, str]:
+        """Returns the keys of the pages, how many others are left out, and why not all can be read, if they cannot."""
+        if body.names_pages:
+            space, keys = self._pages(body)
+            return keys, 0, _note(body, space, await located(self._observer, keys))
+        found = pages_to_read(self._observer, read_status(self._observer), [self._space(body)], MOST_PAGES)
+        return found.keys, found.left_out, LEFT_OUT if found.left_out else ""
 
     async def _read(self, number: str, user: int, keys: bytes, timeout: float) -> None:
         try:
@@ -190,22 +210,38 @@ class Api:
 
     async def _hint(self, request: Request) -> Response:
         body = read_body(request.body, HintBody)
-        _, keys = self._pages(body)
-        rights = request.peer.rights(self._daemon.settings, request.headers.get("authorization", ""))
-        any_user = body.hint is HintName.UNKEEP and rights >= Rights.MANAGE
-        user = EVERY_USER if any_user else request.peer.user
-        answer = await self._daemon.hint(user, keys, body.hint.kind, body.ttl)
+        space, rights = self._space(body), request.peer.rights(self._daemon.settings, _authorization(request))
+        whole = not body.names_pages and body.hint in (HintName.KEEP, HintName.UNKEEP)
+        keys = b"" if whole else body.keys_in(space)
+        tiers = await located(self._observer, keys)
+        on_disk = count_only_on_disk(self._observer, [space]) if whole else only_on_disk(tiers)
+        user = EVERY_USER if body.hint is HintName.UNKEEP and rights >= Rights.MANAGE else request.peer.user
+        hint = HintPages(0, keys, body.hint.kind, body.ttl, space.digest.hex() if whole else None)
+        answer = await self._daemon.hint(user, hint)
         if answer.trouble:
             raise HttpError(HTTPStatus.CONFLICT, answer.trouble)
-        return _json(HintResult(answer.pages, answer.applied, answer.kept_bytes))
+        pages = answer.pages + on_disk * whole  # of a namespace, the daemon counts those in memory
+        return _json(HintResult(pages, answer.applied, answer.kept_bytes, on_disk, _note(body, space, tiers)))
 
     def _pages(self, body: PagesBody) -> tuple[NamespaceRecord, bytes]:
         """Returns the namespace and the keys of the pages that a body names."""
+        space = self._space(body)
+        return space, body.keys_in(space)
+
+    def _space(self, body: PagesBody) -> NamespaceRecord:
         try:
-            space = namespace_named(self._observer.spaces(), body.namespace)
+            return namespace_named(self._observer.spaces(), body.namespace)
         except UnknownNamespaceError as error:
             raise HttpError(HTTPStatus.NOT_FOUND, str(error)) from error
-        return space, body.keys_in(space)
+
+
+def _note(body: PagesBody, space: NamespaceRecord, tiers: bytes) -> str:
+    """Returns why token IDs name no page; "" if they name one, or pages are named otherwise."""
+    return no_chain(space) if body.tokens and not any(tiers) else ""
+
+
+def _authorization(request: Request) -> str:
+    return request.headers.get("authorization", "")
 
 
 def _is_local(host: str) -> bool:

@@ -42,6 +42,8 @@ class HintName(Enum):
 class PagesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The pages of a prompt, from its beginning on, by one of keys, hashes and tokens.
 
+    Where a request may be about all pages of a namespace, it names none.
+
     Attributes:
         namespace: The label, the model, or at least 8 digits of the digest of a namespace.
         keys: Keys of pages, in hexadecimal.
@@ -54,6 +56,11 @@ class PagesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     keys: list[Hex] | None = None
     hashes: list[Hex] | None = None
     tokens: list[Token] | None = None
+
+    @property
+    def names_pages(self) -> bool:
+        """Whether it names single pages."""
+        return any(pages is not None for pages in (self.keys, self.hashes, self.tokens))
 
     def keys_in(self, space: NamespaceRecord) -> bytes:
         """Returns the keys of the pages. Raises HttpError unless there is exactly one list of pages, with one page."""
@@ -81,7 +88,7 @@ class LookupBody(PagesBody, frozen=True, kw_only=True):
 
 
 class PrefetchBody(PagesBody, frozen=True, kw_only=True):
-    """What POST /v1/prefetch takes.
+    """What POST /v1/prefetch takes. Without pages: those of the namespace that are only on disk, as many as fit.
 
     Attributes:
         timeout: Seconds after which pages that are not read yet are not waited for.
@@ -91,7 +98,7 @@ class PrefetchBody(PagesBody, frozen=True, kw_only=True):
 
 
 class HintBody(PagesBody, frozen=True, kw_only=True):
-    """What POST /v1/hint takes.
+    """What POST /v1/hint takes. With keep and unkeep, without pages: all pages of the namespace.
 
     Attributes:
         hint: What is known of the pages' session: it is over, or returns within so many seconds, or later; keep: the
@@ -151,11 +158,15 @@ class HintResult(msgspec.Struct, frozen=True):
         pages: Pages that were named.
         applied: Those to which the hint applies now.
         kept_bytes: All bytes that are kept in memory by request.
+        only_on_disk: Those that are only on disk, which cannot be kept: prefetch them.
+        note: Why the hint applies to no page, "" if there is nothing to say.
     """
 
     pages: int
     applied: int
     kept_bytes: int
+    only_on_disk: int = 0
+    note: str = ""
 
 
 class Health(msgspec.Struct, frozen=True):

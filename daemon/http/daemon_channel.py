@@ -8,6 +8,8 @@ import logging
 from http import HTTPStatus
 from typing import Final, TypeVar
 
+import msgspec
+
 from pagetier.daemon.http.channel_messages import (
     DaemonAnswer,
     DaemonMessage,
@@ -90,10 +92,11 @@ class DaemonChannel(asyncio.Protocol):
         number = next(self._numbers)
         return await self._ask(ForUser(user, Fetch(number, keys, timeout)), number, Fetched, timeout + ANSWER_S)
 
-    async def hint(self, user: int, keys: bytes, kind: int, ttl: float) -> PagesHinted:
-        """Returns to how many pages a hint applies. Raises HttpError."""
+    async def hint(self, user: int, hint: HintPages) -> PagesHinted:
+        """Returns to how many pages a hint applies, whose number this replaces. Raises HttpError."""
         number = next(self._numbers)
-        return await self._ask(ForUser(user, HintPages(number, keys, kind, ttl)), number, PagesHinted, ANSWER_S)
+        request = ForUser(user, msgspec.structs.replace(hint, number=number))
+        return await self._ask(request, number, PagesHinted, ANSWER_S)
 
     async def numbers(self) -> DaemonNumbers:
         """Returns the numbers that only the daemon knows. Raises HttpError."""

@@ -51,7 +51,8 @@ _OPERATIONS: Final[dict[tuple[str, str], _Operation]] = {
     ),
     ("/v1/prefetch", "post"): _Operation(
         "prefetch",
-        "Reads the pages of a prompt from disk into memory, head first, up to the first that is in no tier.",
+        "Reads the pages of a prompt from disk into memory, head first, up to the first that is in no tier; or those of"
+        " a namespace, as many as fit.",
         PrefetchAccepted,
         _ATTACH | _PAGES,
         PrefetchBody,

@@ -10,17 +10,25 @@ import msgspec
 
 from pagetier.daemon.http.bodies import PrefetchState, PrefetchStatus
 from pagetier.daemon.http.located_pages import located
-from pagetier.shm._core import Observer, TierFlag
+from pagetier.daemon.stats.page_lookup import in_memory
+from pagetier.shm._core import Observer
 from pagetier.shm.protocol import Fetched, FetchOutcome
 
 MOST: Final = 1024
 
 
 class _KnownPrefetch(msgspec.Struct):
-    """A prefetch of a user; `keys` is empty and `result` set when it has ended."""
+    """A prefetch of a user; `keys` is empty and `result` set when it has ended.
+
+    Attributes:
+        left_out: Pages that were asked for and are not among the keys, because memory has no room for them.
+        note: Why not all pages can be read, "" if they can.
+    """
 
     user: int
     keys: bytes
+    left_out: int = 0
+    note: str = ""
     result: PrefetchStatus | None = None
 
 
@@ -31,12 +39,12 @@ class Prefetches:
         self._observer = observer
         self._known: dict[str, _KnownPrefetch] = {}
 
-    def begin(self, user: int, keys: bytes) -> str:
+    def begin(self, user: int, keys: bytes, left_out: int = 0, note: str = "") -> str:
         """Returns the ID of a new prefetch; the oldest one that has ended is forgotten if there are too many."""
         if len(self._known) >= MOST:
             self._known.pop(next(self._ended(), next(iter(self._known))))
         number = secrets.token_hex(8)
-        self._known[number] = _KnownPrefetch(user, keys)
+        self._known[number] = _KnownPrefetch(user, keys, left_out, note)
         return number
 
     def _ended(self) -> Iterator[str]:
@@ -51,19 +59,19 @@ class Prefetches:
         prefetch.keys = b""
         prefetch.result = PrefetchStatus(
             state=PrefetchState.DONE,
-            pages=len(answer.outcomes),
+            pages=len(answer.outcomes) + prefetch.left_out,
             in_memory=count(FetchOutcome.IN_MEMORY),
             pending=count(FetchOutcome.PENDING),
             absent=count(FetchOutcome.ABSENT),
-            no_room=count(FetchOutcome.NO_ROOM),
-            reason=answer.reason,
+            no_room=count(FetchOutcome.NO_ROOM) + prefetch.left_out,
+            reason=answer.reason or prefetch.note,
         )
 
     async def give_up(self, number: str, reason: str) -> None:
         """Notes that the daemon gave no answer: what is in memory by now is."""
         prefetch = self._known.get(number)
         if prefetch is not None:
-            underway = await self._underway(prefetch.keys)
+            underway = await self._underway(prefetch)
             prefetch.keys = b""
             prefetch.result = msgspec.structs.replace(underway, state=PrefetchState.DONE, reason=reason)
 
@@ -72,16 +80,17 @@ class Prefetches:
         prefetch = self._known.get(number)
         if prefetch is None or prefetch.user != user:
             return None
-        underway = prefetch.result or await self._underway(prefetch.keys)
+        underway = prefetch.result or await self._underway(prefetch)
         return prefetch.result or underway  # it may have ended by now
 
-    async def _underway(self, keys: bytes) -> PrefetchStatus:
-        tiers = await located(self._observer, keys)
-        in_memory, absent = sum(bool(each & int(TierFlag.MEMORY)) for each in tiers), tiers.count(0)
+    async def _underway(self, prefetch: _KnownPrefetch) -> PrefetchStatus:
+        tiers = await located(self._observer, prefetch.keys)
+        here, absent = in_memory(tiers), tiers.count(0)
         return PrefetchStatus(
             state=PrefetchState.READING,
-            pages=len(tiers),
-            in_memory=in_memory,
-            pending=len(tiers) - in_memory - absent,
+            pages=len(tiers) + prefetch.left_out,
+            in_memory=here,
+            pending=len(tiers) - here - absent,
             absent=absent,
+            no_room=prefetch.left_out,
         )

@@ -1,6 +1,7 @@
-"""Says how far a prompt is here: which of its pages are in memory or on disk. Reads shared memory, sends no message.
+"""Says which pages of a prompt or a namespace are in memory or on disk. Reads shared memory, sends no message.
 
-Nothing is pinned, counted or marked as used, so a lookup never changes which page is evicted next.
+Nothing is pinned, counted or marked as used, so a lookup never changes which page is evicted next. The HTTP process,
+which has no memory for numpy, looks pages up too.
 """
 
 from __future__ import annotations
@@ -8,17 +9,25 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from itertools import takewhile
+from itertools import accumulate, compress, count, takewhile
 from typing import Final
 
 import msgspec
 
 from pagetier.daemon.common.namespaces import means, with_pages
-from pagetier.shm._core import NamespaceRecord, Observer, TierFlag
+from pagetier.daemon.status.daemon_status import DaemonStatus
+from pagetier.shm._core import KEY_BYTES, LISTED_LAYOUT, NamespaceRecord, Observer, TierFlag
 from pagetier.shm.page_rows import PAGE_KEYS
 
 _MEMORY: Final = int(TierFlag.MEMORY)
 _TOKEN_BYTES: Final = 4
+_OFFSETS: Final = {name: offset for name, offset, _ in LISTED_LAYOUT.fields}
+_WORD: Final = 8
+_IS_ON_DISK_ONLY: Final = bytes(tiers == TierFlag.DISK for tiers in range(256))
+_IS_IN_MEMORY: Final = bytes(bool(tiers & TierFlag.MEMORY) for tiers in range(256))
+# The largest part of the arena that a namespace's pages may take by a prefetch, as that which may be read at once.
+_MOST_OF_ARENA: Final = 0.9
+LEFT_OUT: Final = "a namespace gets at most nine tenths of the arena, less what is in use or pinned, or its quota"
 
 
 class UnknownNamespaceError(Exception):
@@ -36,6 +45,7 @@ class FoundPages(msgspec.Struct, frozen=True, kw_only=True):
         memory: Pages in memory.
         disk: Pages on disk, including those that are in memory too.
         disk_only: Pages on disk that are not in memory.
+        note: Why no page is found, or of which other namespace they are; "" if there is nothing to say.
     """
 
     pages: int
@@ -45,14 +55,10 @@ class FoundPages(msgspec.Struct, frozen=True, kw_only=True):
     memory: int
     disk: int
     disk_only: int
+    note: str = ""
 
 
-def look_up(observer: Observer, keys: bytes, page_tokens: int) -> FoundPages:
-    """Returns where the pages with these keys are, head first."""
-    return found_pages(observer.locate(keys), page_tokens)
-
-
-def found_pages(tiers: bytes, page_tokens: int) -> FoundPages:
+def found_pages(tiers: bytes, page_tokens: int, note: str = "") -> FoundPages:
     """Returns where pages are whose tiers (TierFlag) an observer has located, head first."""
     prefix = tiers.find(0) if 0 in tiers else len(tiers)
     memory = sum(bool(each & _MEMORY) for each in tiers)
@@ -64,6 +70,7 @@ def found_pages(tiers: bytes, page_tokens: int) -> FoundPages:
         memory=memory,
         disk=sum(bool(each & TierFlag.DISK) for each in tiers),
         disk_only=len(tiers) - tiers.count(0) - memory,
+        note=note,
     )
 
 
@@ -80,6 +87,15 @@ def lookup_note(observer: Observer, space: NamespaceRecord, keys: bytes) -> str:
     key = PAGE_KEYS.part(keys, at, at + 1)
     owner = next((each for each in (space, *observer.spaces()) if key in observer.pages(each.number)), space)
     return "" if owner.number == space.number else f"these pages are of the namespace {owner.name}, not {space.name}"
+
+
+def no_chain(space: NamespaceRecord) -> str:
+    """Returns why token IDs may name no page of a namespace, and what does."""
+    return (
+        f"no page of {space.name} has these tokens; token IDs name only pages whose keys are pagetier's own chain:"
+        " pages of vLLM and SGLang are found by their block hashes (hashes of POST /v1/lookup), or by keys"
+        f' (--keys-file); `pagetier pages ls "{space.name}"` shows what is stored'
+    )
 
 
 def namespace_named(spaces: Sequence[NamespaceRecord], wanted: str) -> NamespaceRecord:
@@ -112,3 +128,83 @@ def _chain(previous: bytes, tokens: bytes, page_bytes: int) -> Iterator[bytes]:
     for start in range(0, len(tokens) - page_bytes + 1, page_bytes):
         previous = sha256(previous + tokens[start : start + page_bytes]).digest()
         yield previous
+
+
+class PagesOnDisk(msgspec.Struct, frozen=True, kw_only=True):
+    """The pages of namespaces, and those of them that a prefetch reads.
+
+    Attributes:
+        pages: All pages.
+        in_memory: Those in memory.
+        keys: The keys of those that are only on disk, the last used first, as many as memory has room for.
+        left_out: How many others are only on disk.
+    """
+
+    pages: int
+    in_memory: int
+    keys: bytes
+    left_out: int
+
+
+def in_memory(tiers: bytes) -> int:
+    """Returns how many pages are in memory, of the tiers (TierFlag) that an observer has located."""
+    return tiers.translate(_IS_IN_MEMORY).count(1)
+
+
+def only_on_disk(tiers: bytes) -> int:
+    """Returns how many pages are only on disk, of the tiers (TierFlag) that an observer has located."""
+    return tiers.count(TierFlag.DISK)
+
+
+def count_only_on_disk(observer: Observer, spaces: Sequence[NamespaceRecord]) -> int:
+    """Returns how many pages of these namespaces are only on disk. Walks all entries of the index."""
+    return sum(only_on_disk(_tiers(observer.pages(space.number))) for space in spaces)
+
+
+def pages_to_read(
+    observer: Observer, status: DaemonStatus, spaces: Sequence[NamespaceRecord], most: int | None = None
+) -> PagesOnDisk:
+    """Returns the pages of these namespaces, of which a prefetch reads `most` at most. Walks all entries of the index.
+
+    What is read displaces no page of these namespaces, none that an engine has pinned and none that is kept by request.
+    """
+    rows = b"".join(observer.pages(space.number) for space in spaces)
+    here, on_disk = _rows_of(rows, _IS_IN_MEMORY), _rows_of(rows, _IS_ON_DISK_ONLY)
+    on_disk.sort(key=_words(rows, "used_ns").__getitem__, reverse=True)
+    frame, sizes = observer.header().frame_bytes, _words(rows, "size")
+    room = _room(observer, status, spaces) - sum(-(-sizes[at] // frame) for at in here)
+    fitting = takewhile(lambda taken: taken <= room, accumulate(-(-sizes[at] // frame) for at in on_disk))
+    chosen = [at for at, _ in zip(on_disk[:most], fitting, strict=False)]
+    return PagesOnDisk(
+        pages=len(here) + len(on_disk),
+        in_memory=len(here),
+        keys=b"".join(_key(rows, at) for at in chosen),
+        left_out=len(on_disk) - len(chosen),
+    )
+
+
+def _room(observer: Observer, status: DaemonStatus, spaces: Sequence[NamespaceRecord]) -> int:
+    """Returns how many frames pages of these namespaces may take, of those that are not pinned."""
+    header = observer.header()
+    quotas = [use.arena_maximum for space in spaces for use in status.tenants[space.tenant - 1 : space.tenant]]
+    pinned = sum(attachment.pinned_bytes for attachment in observer.attachments_with_pins())
+    most = int(header.frames * min([_MOST_OF_ARENA, *quotas]))
+    return most - (pinned + status.hints.kept_bytes) // header.frame_bytes
+
+
+def _rows_of(rows: bytes, tiers: bytes) -> list[int]:
+    """Returns the numbers of the rows whose tiers are marked in a table."""
+    return list(compress(count(), _tiers(rows).translate(tiers)))
+
+
+def _key(rows: bytes, at: int) -> bytes:
+    begin = at * LISTED_LAYOUT.size + _OFFSETS["key"]
+    return rows[begin : begin + KEY_BYTES]
+
+
+def _tiers(rows: bytes) -> bytes:
+    return rows[_OFFSETS["tiers"] :: LISTED_LAYOUT.size]
+
+
+def _words(rows: bytes, name: str) -> memoryview[int]:
+    return memoryview(rows).cast("Q")[_OFFSETS[name] // _WORD :: LISTED_LAYOUT.size // _WORD]

@@ -14,11 +14,13 @@ import pytest
 from bare_engine import SPACE as ENGINES
 from bare_engine import Engine
 from disk_daemon import FRAME, FRAMES, DiskDaemon, TroubledDaemon, write_through
+from eventually import eventually
 from fake_worker import impostor
 from other_users import ALICE, as_root, output_as
-from pagetier.client import Client
+from pagetier.client import Client, Namespace
 from pagetier.daemon.cli import ls
 from pagetier.shm import clock
+from pagetier.shm._core import TierFlag
 from pagetier.shm.exit_codes import Exit
 from running_daemon import RunningDaemon, namespace
 
@@ -134,7 +136,7 @@ def test_keys_are_read_from_lines_or_a_list(daemon: DiskDaemon, client: Client, 
     words = ("--namespace", SPACE.digest.hex(), "--keys-file", str(file))
     assert daemon.pagetier("pages", "lookup", *words).output.startswith("the first 6 of 6 pages")
     done = daemon.pagetier("pages", "prefetch", *words)
-    assert (done.exit_code, done.output) == (0, "6 of 6 pages are in memory\n")
+    assert (done.exit_code, done.output.partition(": ")[2]) == (0, "6 of 6 pages in memory\n")
 
 
 @pytest.mark.usefixtures("client")
@@ -265,7 +267,64 @@ def test_many_keys_are_sent_in_parts(client: Client, daemon: DiskDaemon, tmp_pat
     file.write_text("\n".join(f"{number:064x}" for number in range(70_000)))
     assert daemon.pagetier("pages", "unpin", "--keys-file", str(file)).output.startswith("0 pages unpinned")
     done = daemon.pagetier("pages", "prefetch", "--namespace", SPACE.digest.hex(), "--keys-file", str(file))
-    assert done.output.startswith("0 of 70,000 pages are in memory")
+    assert done.output.startswith("0 pages read: 0 of 70,000 pages in memory")
+
+
+@pytest.mark.parametrize("other", ["in use", "pinned"])
+def test_pages_of_a_namespace_are_read_ahead_the_last_used_first_and_displace_no_page_that_is(other: str) -> None:
+    with write_through() as daemon, daemon.client() as client:
+        prompts = [SPACE.keys(range(at << 20, (at << 20) + 16 * 8)) for at in range(3)]
+        for keys in prompts:
+            client.store(keys, [bytes(FRAME)] * 8)
+            daemon.push_out(client, keys)
+        client.store(OTHER.keys(TOKENS[:32]), [bytes(FRAME)] * 2)
+        daemon.until_written()
+        with client.match(OTHER.keys(TOKENS[:32])) as match:
+            if other == "pinned":
+                match.release()
+                daemon.pagetier("pages", "pin", "--namespace", OTHER.digest.hex())
+                assert eventually(lambda: daemon.snapshot().hints.kept_bytes == 2 * FRAME)
+            done = daemon.pagetier("pages", "prefetch", "--namespace", SPACE.digest.hex())
+        # 14 of 16 frames are nine tenths, and two are taken.
+        assert done.exit_code == Exit.WRONG and "12 pages read: 12 of 24 pages in memory" in done.output
+        assert "12 pages not read: a namespace gets at most nine tenths of the arena" in " ".join(done.output.split())
+        found = daemon.observer().locate(b"".join(keys.data for keys in (*prompts, OTHER.keys(TOKENS[:32]))))
+        assert [each & TierFlag.MEMORY for each in found] == [0] * 8 + [1] * 4 + [0] * 4 + [1] * 10
+        if other == "in use":
+            again = json.loads(daemon.pagetier("pages", "prefetch", "--namespace", SPACE.name, "--json").stdout)
+            assert (again["read"], again["in_memory"]) == (2, 14), "the engine's pages are not in use any more"
+
+
+def test_a_quota_bounds_what_is_read_ahead() -> None:
+    alpha = Namespace(model="alpha", dtype="float32", page_tokens=16)
+    with write_through("--set", "quota=alpha: arena 0-0.25") as daemon, daemon.client() as client:
+        for begin in range(3):
+            assert client.store(alpha.keys(range(begin << 20, (begin << 20) + 64)), [bytes(FRAME)] * 4).stored == 4
+            daemon.until_written()
+        daemon.pagetier("flush", "--all", "--tier", "memory", "--yes")
+        done = daemon.pagetier("pages", "prefetch", "--namespace", "alpha")
+        assert done.output.startswith("4 pages read: 4 of 12 pages in memory"), done.output
+
+
+def test_all_namespaces_of_a_model_are_read_ahead() -> None:
+    with write_through() as daemon, daemon.client() as client:
+        groups = [Namespace(model="test/one", dtype="float32", page_tokens=16, revision=each) for each in "ab"]
+        for space in groups:
+            client.store(space.keys(TOKENS[:48]), [bytes(FRAME)] * 3)
+            daemon.push_out(client, space.keys(TOKENS[:48]))
+        done = daemon.pagetier("pages", "prefetch", "--namespace", "one")
+        assert (done.exit_code, done.output) == (0, "6 pages read: 6 of 6 pages in memory\n")
+        assert daemon.pagetier("pages", "prefetch", "--namespace", "one").output.startswith("0 pages read: 6 of 6")
+        assert daemon.pagetier("pages", "prefetch", "--namespace", "another").exit_code == Exit.WRONG
+
+
+def test_a_disk_that_is_away_is_why_pages_of_a_namespace_are_not_read() -> None:
+    with DiskDaemon(FRAMES) as daemon, Engine(daemon) as engine:
+        daemon.store_through(engine, range(2))
+        with daemon.away():
+            read, pinned = (daemon.pagetier("pages", verb, "--namespace", ENGINES.name) for verb in ("prefetch", "pin"))
+        assert (read.exit_code, pinned.exit_code) == (Exit.WRONG, Exit.OK)
+        assert all("the disk tier is down" in " ".join(done.stderr.split()) for done in (read, pinned))
 
 
 @as_root

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from disk_daemon import write_through
 from eventually import PATIENCE_S, eventually
 from fake_daemon import FakeDaemon
 from pagetier.client import Client, Hint
@@ -46,13 +47,14 @@ def test_pages_of_a_file_are_pinned_and_unpinned(daemon: RunningDaemon, file: Pa
     assert eventually(lambda: "640.0 KiB kept in memory by request" in words(daemon.pagetier("stats").output))
     assert json.loads(daemon.pagetier("stats", "--json").output)["hints"]["kept_bytes"] == 10 * FRAME
     done = daemon.pagetier("pages", "unpin", "--keys-file", str(file), "--json")
-    assert json.loads(done.output) == {"pages": 10, "applied": 10, "kept_bytes": 0}
+    assert json.loads(done.output) == {"pages": 10, "applied": 10, "kept_bytes": 0, "only_on_disk": 0}
 
 
 def test_all_pages_of_a_namespace_are_pinned(daemon: RunningDaemon, file: Path) -> None:
     label = next(space.label for space in daemon.snapshot().namespaces if space.digest == OTHER.digest.hex())
     done = daemon.pagetier("pages", "pin", "--namespace", label, "--json")
-    assert (done.exit_code, json.loads(done.output)) == (0, {"pages": 10, "applied": 10, "kept_bytes": 10 * FRAME})
+    counts = {"pages": 10, "applied": 10, "kept_bytes": 10 * FRAME, "only_on_disk": 0}
+    assert (done.exit_code, json.loads(done.output)) == (0, counts)
     assert daemon.pagetier("pages", "pin", "--namespace", label, "--keys-file", str(file)).exit_code == Exit.WRONG
     done = daemon.pagetier("pages", "unpin", "--namespace", SPACE.digest.hex())
     assert (done.exit_code, done.output.partition(";")[0]) == (0, "10 pages unpinned")
@@ -75,7 +77,27 @@ def test_pages_beyond_the_share_are_not_pinned_and_the_limit_is_named(file: Path
     limit = "beyond evict.keep_share (256.0 KiB of 1.0 MiB)"
     assert by_name.exit_code == by_key.exit_code == Exit.WRONG
     assert f"6 pages not pinned: {limit}" in words(by_name.output)
-    assert f"not pinned: not in memory, of another namespace, or {limit}" in words(by_key.output)
+    assert f"not pinned: in no tier, of another namespace, or {limit}" in words(by_key.output)
+
+
+def test_pages_that_are_only_on_disk_are_counted_and_the_command_that_reads_them_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    with write_through() as daemon, daemon.client() as client:
+        keys = SPACE.keys(range(16 * 6))
+        client.store(keys, [bytes(FRAME)] * 6)
+        daemon.push_out(client, keys)
+        client.store(SPACE.keys(range(1 << 20, (1 << 20) + 32)), [bytes(FRAME)] * 2)
+        file.write_text("\n".join(key.hex() for key in keys))
+        done = daemon.pagetier("pages", "pin", "--namespace", SPACE.digest.hex())
+        assert done.exit_code == Exit.WRONG and "2 pages pinned" in done.output
+        assert "6 pages not pinned: 6 only on disk (read them into memory with `pagetier pages" in words(done.output)
+        by_key = daemon.pagetier("pages", "pin", "--keys-file", str(file), "--json")
+        assert by_key.exit_code == Exit.WRONG and "6 only on disk" in by_key.output
+        counts = {"pages": 6, "applied": 0, "kept_bytes": 2 * FRAME, "only_on_disk": 6}
+        assert json.loads(by_key.output.splitlines()[0]) == counts
+        assert daemon.pagetier("pages", "prefetch", "--namespace", SPACE.digest.hex()).exit_code == Exit.OK
+        done = daemon.pagetier("pages", "pin", "--namespace", SPACE.digest.hex())
+        assert (done.exit_code, done.output.partition(";")[0]) == (Exit.OK, "8 pages pinned")
 
 
 def test_an_operator_unpins_what_engines_keep(daemon: RunningDaemon, client: Client, file: Path) -> None:

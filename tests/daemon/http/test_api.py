@@ -66,7 +66,17 @@ def named(keys: Keys) -> dict[str, Any]:
 )
 def test_a_lookup_finds_what_a_match_finds(place: Path, pages: dict[str, Any]) -> None:
     there = {"prefix": 6, "prefix_tokens": 96, "prefix_memory": 6, "memory": 6, "disk": 6, "disk_only": 0}
-    assert call(place, "POST", "/v1/lookup", pages) == (200, {"pages": 8, **there})
+    assert call(place, "POST", "/v1/lookup", pages) == (200, {"pages": 8, **there, "note": ""})
+
+
+def test_token_ids_that_name_no_page_are_answered_with_what_does(client: Client, place: Path) -> None:
+    pages = {"namespace": HASHED.digest.hex(), "tokens": TOKENS}
+    found = call(place, "POST", "/v1/lookup", pages)[1]
+    assert (found["pages"], found["prefix"]) == (6, 0) and "found by their block hashes (hashes" in found["note"]
+    hinted = call(place, "POST", "/v1/hint", pages | {"hint": "over"})[1]
+    assert (hinted["applied"], hinted["note"]) == (0, found["note"])
+    number = call(place, "POST", "/v1/prefetch", pages)[1]["id"]
+    assert until_done(place, number)["reason"] == found["note"]
 
 
 def test_a_lookup_does_not_count_as_a_use(daemon: DiskDaemon, client: Client, place: Path) -> None:
@@ -107,6 +117,26 @@ def test_a_prefetch_reads_pages_from_disk(tmp_path: Path) -> None:
             assert len(match) == 6
 
 
+def test_a_namespace_is_prefetched_and_kept_without_its_keys(tmp_path: Path) -> None:
+    place, space = tmp_path / "http.sock", {"namespace": HASHED.name}
+    with write_through("--set", f"http.listen={place}") as daemon, daemon.client() as client:
+        for begin in range(3):
+            keys = HASHED.keys_of_hashes([bytes([8 * begin + number]) * 32 for number in range(8)])
+            client.store(keys, np.ones((8, FRAME), np.uint8))
+            daemon.push_out(client, keys)
+        keep = {"pages": 24, "applied": 0, "kept_bytes": 0, "only_on_disk": 24, "note": ""}
+        assert call(place, "POST", "/v1/hint", space | {"hint": "keep"}) == (200, keep)
+        accepted = call(place, "POST", "/v1/prefetch", space)[1]
+        status = until_done(place, accepted["id"])
+        # 14 of 16 frames are nine tenths.
+        assert (accepted["pages"], status["pages"], status["in_memory"], status["no_room"]) == (24, 24, 14, 10)
+        assert "a namespace gets at most nine tenths of the arena" in status["reason"]
+        kept = call(place, "POST", "/v1/hint", space | {"hint": "keep"})[1]
+        assert (kept["pages"], kept["only_on_disk"]) == (24, 10) and kept["applied"] > 0
+        assert call(place, "POST", "/v1/hint", space | {"hint": "unkeep"})[1]["kept_bytes"] == 0
+        assert call(place, "POST", "/v1/hint", space | {"hint": "over"})[0] == 400
+
+
 def until_done(place: Path, number: str) -> dict[str, Any]:
     def status() -> dict[str, Any]:
         code, status = call(place, "GET", f"/v1/prefetch/{number}")
@@ -125,7 +155,10 @@ def test_a_prefetch_of_absent_pages_says_so(place: Path, client: Client) -> None
 
 def test_hints_apply_to_pages(daemon: DiskDaemon, client: Client, place: Path) -> None:
     body = named(KEYS) | {"hint": "keep", "ttl": 60}
-    assert call(place, "POST", "/v1/hint", body) == (200, {"pages": 6, "applied": 6, "kept_bytes": 6 * FRAME})
+    assert call(place, "POST", "/v1/hint", body) == (
+        200,
+        {"pages": 6, "applied": 6, "kept_bytes": 6 * FRAME, "only_on_disk": 0, "note": ""},
+    )
     assert eventually(lambda: daemon.snapshot().hints.kept_bytes == 6 * FRAME)
     assert call(place, "POST", "/v1/hint", body | {"hint": "unkeep"})[1]["kept_bytes"] == 0
     assert call(place, "POST", "/v1/hint", body | {"hint": "within_20"})[1]["applied"] == 6
