@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import cycle
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ from model_pages import BLOCKS, MODELS, Layout, chosen, fixed
 from pagetier.client import Client, Keys, Namespace
 from pagetier.client.group_match import GroupKeys
 from pagetier.shm._core import KEY_BYTES
-from pagetier.shm.protocol import Space
+from pagetier.shm.protocol import Flush, Space
 from sparse_tier import PageForm, make_sparse_tier
 
 SETS: Final = int(os.environ.get("BENCH_SETS", "5"))
@@ -51,6 +51,7 @@ _WITHIN: Final = at_most(ALLOWED)
 Costs = dict[str, list[float]]
 """For each operation, the CPU seconds of a prompt: the median of each set of daemons."""
 
+_T = TypeVar("_T")
 Memory = npt.NDArray[np.uint8]
 """Host memory for the pages of one group of a prompt."""
 
@@ -116,24 +117,28 @@ class Side:
 
 
 class DiskSide(Side):
-    """The same with a disk, to which pages are written at once."""
+    """The same with a disk, to which pages are written at once.
 
-    def __init__(self, layout: Layout, scene: Scene, client: Client, tokens: int) -> None:
+    One observer is attached all the time: each that attaches takes the daemon some milliseconds, as much as the disk.
+    """
+
+    def __init__(self, layout: Layout, scene: Scene, client: Client, tokens: int, stack: ExitStack) -> None:
         super().__init__(layout, scene, client, tokens)
-        self._scene = scene
         until("the disk", scene.disk_open, _PATIENCE_S)
+        self._link, self._observer = stack.enter_context(scene.observing())
 
     def run(self, memory: Memory) -> None:
         """Measures writing and reading one new prompt."""
-        prompt, written = self._prompt(), self._scene.header().disk_written
+        prompt, written = self._prompt(), self._observer.header().disk_written
         self._spend("disk_write", lambda: self._write(prompt, memory, written))
-        self._scene.flush("memory")
+        self._link.ask(Flush(1, None, "memory"), _PATIENCE_S)
+        settle()
         self._spend("disk_read", lambda: self._load(prompt, memory))
 
     def _write(self, prompt: list[GroupKeys], memory: Memory, before: int) -> None:
         self._store(prompt, memory)
         pages = before + self._pages * len(prompt)
-        while self._scene.header().disk_written < pages:
+        while self._observer.header().disk_written < pages:
             time.sleep(0.05)
 
 
@@ -149,11 +154,19 @@ def _measured(make: Callable[[Layout, ExitStack, int], Side], layouts: Sequence[
     largest = max(tokens // one.page_tokens * size for one in layouts for size in one.page_bytes)
     memory = np.random.default_rng(5).integers(0, 256, largest, np.uint8)
     costs: list[Costs] = [defaultdict(list) for _ in layouts]
-    for _ in range(SETS):
-        for of_layout, side in zip(costs, _run(make, layouts, tokens, memory, rounds), strict=True):
+    for number in range(SETS):
+        order = _turned(range(len(layouts)), number)  # the daemon that starts first reads some percent slower
+        sides = _run(make, [layouts[at] for at in order], tokens, memory, rounds)
+        for at, side in zip(order, sides, strict=True):
             for operation, spent in side.costs.items():
-                of_layout[operation].append(statistics.median(spent[1:]))  # the first round warms up
+                costs[at][operation].append(statistics.median(spent[1:]))  # the first round warms up
     return costs
+
+
+def _turned(items: Sequence[_T], number: int) -> list[_T]:
+    """Returns the items in a circle, of which another one is the first for each number."""
+    first = number % len(items)
+    return [*items[first:], *items[:first]]
 
 
 def _run(
@@ -164,7 +177,7 @@ def _run(
         sides = [make(layout, stack, tokens) for layout in layouts]
         settle()
         for number in range(rounds + 1):
-            for side in sides[number % len(sides) :] + sides[: number % len(sides)]:
+            for side in _turned(sides, number):
                 side.run(memory)
     return sides
 
@@ -177,7 +190,7 @@ def _in_memory(layout: Layout, stack: ExitStack, tokens: int) -> Side:
 def _on_disk(layout: Layout, stack: ExitStack, tokens: int) -> Side:
     folder = stack.enter_context(_folder())
     scene = stack.enter_context(Scene(folder, *_sizes(layout), "--disk-size", _DISK, "--set", "disk.write=through"))
-    return DiskSide(layout, scene, _client(scene, stack), tokens)
+    return DiskSide(layout, scene, _client(scene, stack), tokens, stack)
 
 
 def _client(stage: Stage, stack: ExitStack) -> Client:
