@@ -321,9 +321,10 @@ class Client:
         start_page = first_page(match, start_page)
         destination = destination_of(match, out, start_page, self.threads)
         unpinned = unpinned_prefix_of(match, destination)
-        deadline, present = Deadline(self._seconds(timeout)), start_page * match.page_tokens
-        reader, count = PromptReader(self, rule), match.count_slower
-        read = reader.plan(unpinned, present, deadline, count_slower=count) if unpinned is not None else None
+        deadline, read = Deadline(self._seconds(timeout)), None
+        if unpinned is not None:
+            reader, present, count = PromptReader(self, rule), start_page * match.page_tokens, match.count_slower
+            read = reader.plan(unpinned, present, deadline, count_slower=count)
         if unpinned is None or read is None:
             copied = destination.copy(match, 0)
         else:

@@ -208,6 +208,6 @@ def _fits(out: HostBuffers, page_bytes: int) -> bool:
 def _fitting(memory: HostPages, sizes: npt.NDArray[np.uint64]) -> HostPages:
     """Returns the pages, from the first on, whose buffer has exactly the size of the page."""
     count = min(len(memory), len(sizes))
-    other = np.flatnonzero(memory.sizes[:count] != sizes[:count])
+    other = (memory.sizes[:count] != sizes[:count]).nonzero()[0]  # np.flatnonzero takes several times as long
     count = int(other[0]) if len(other) else count
     return HostPages(memory.addresses[:count], memory.sizes[:count], memory.owners)

@@ -153,6 +153,8 @@ def packed_sizes(sizes: PageSizes, count: int) -> bytes:
         given = np.asarray(sizes, dtype="<u8")
     except OverflowError as error:
         raise ValueError("the size of a page is a number of bytes from 0 to 2**64-1") from error
-    if given.ndim and given.shape != (count,):
+    if not given.ndim:
+        return given.tobytes() * count
+    if given.shape != (count,):
         raise ValueError(f"{len(given)} sizes for {count} pages")
-    return np.broadcast_to(given, count).tobytes()
+    return given.tobytes()

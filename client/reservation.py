@@ -26,6 +26,7 @@ _Serials = npt.NDArray[np.uint64]
 _GRANTED: Final = int(ReserveOutcome.GRANTED)
 _FIRST_PAGES: Final = np.arange(256)
 _FIRST_PAGES.flags.writeable = False
+_NO_ANSWER: Final = ReservedPages(b"", b"", b"")
 
 
 def _granted_pages(outcomes: bytes) -> npt.NDArray[np.intp]:
@@ -68,7 +69,7 @@ class Reservation:
         """Makes an empty reservation of this part of each page, for grant()."""
         self.granted = self.open = _FIRST_PAGES[:0]
         self.session: Session | None = None
-        self._pages = ReservedPages(b"", b"", b"")
+        self._pages = _NO_ANSWER
         self._granted_serials: set[int] = set()
         self._part = part
         self._codes = bytearray()
@@ -122,14 +123,14 @@ class Reservation:
             raise ValueError(f"{memory.nbytes} bytes at offset {offset} do not fit into page {page}")
 
     def write_all(self, pages: HostPages, threads: int) -> None:
-        """Copies the memory of each granted page into this writer's part of it.
-
-        Pages that cannot be copied are abandoned.
-        """
-        offsets = pages.sizes[self.open] * self._part.index
-        # Not np.unique: its first call imports numpy.ma, which a child that is forked during it can never import.
-        for offset, which in [(offset, self.open[offsets == offset]) for offset in set(offsets.tolist())]:
-            memory = HostPages(pages.addresses[which], pages.sizes[which], pages.owners)
+        """Copies memory into this writer's part of each granted page, and abandons pages that cannot be copied."""
+        groups = [(0, self.open)]
+        if self._part.index:
+            offsets = _at(pages.sizes, self.open) * self._part.index
+            # Not np.unique: its first call imports numpy.ma, which a child that is forked during it can never import.
+            groups = [(offset, self.open[offsets == offset]) for offset in set(offsets.tolist())]
+        for offset, which in groups:
+            memory = HostPages(_at(pages.addresses, which), _at(pages.sizes, which), pages.owners)
             copied = self._copy(which, memory, offset, threads)
             self._abandon(which[copied:])
 
@@ -201,8 +202,7 @@ class Reservation:
         """Returns how many of these pages were copied, from the first on."""
         if self.session is None:
             return 0
-        entries = self.entries[which]
-        return self.session.copy_in(entries, memory.addresses, memory.sizes, offset, threads)
+        return self.session.copy_in(_at(self.entries, which), memory.addresses, memory.sizes, offset, threads)
 
     def _gather(self, transfer: Transfer, which: npt.NDArray[np.intp], threads: int) -> int:
         """Returns how many of these pages were copied, from the first on."""
@@ -252,9 +252,9 @@ class Reservation:
         self._close(pages)
 
     def _close(self, pages: npt.NDArray[np.intp]) -> None:
-        """Closes open pages. The first ones, or all, are the usual case, and fast, because stores wait for it."""
-        first, left = self.open[: len(pages)], self.open[len(pages) :]
-        if pages.tobytes() != first.tobytes():
+        """Closes open pages. All of them, or the first ones, are the usual case, and fast: stores wait for it."""
+        left = self.open[len(pages) :]
+        if pages is not self.open and pages.tobytes() != self.open[: len(pages)].tobytes():
             left = np.setdiff1d(self.open, pages, assume_unique=True)
         self.open = left
         if not left.size:

@@ -276,7 +276,7 @@ class Link:
         if self._responses.chunks and not self._responses.chunks[-1]:  # the end of the connection
             raise LinkError("the daemon is gone")
         answers = list(self._responses.answers)
-        self._detached = self._detached or any(isinstance(answer, Detached) for answer in answers)
+        self._detached = self._detached or Detached in map(type, answers)
         return answers
 
 

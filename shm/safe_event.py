@@ -67,6 +67,8 @@ class SafeCondition:
 
     def wake_all(self) -> None:
         """Wakes all threads that wait. The caller has the lock."""
+        if not self._bells:
+            return
         try:
             self._ring()
         except BaseException:  # an interrupt: some may not be woken yet
