@@ -29,6 +29,7 @@ _LEAST_NAME, _DIGITS = 14, 8  # characters of a namespace, and of the digest at 
 _NOTHING = "no lookups were counted yet: run engines against this daemon, then ask again"
 _AT_LEAST = "At least: LRU would find that much. The daemon evicts by cadence, which finds about as much or more."
 _LEFT_OUT = "those never stored are left out (pagetier stats counts them)"
+_WHOLE = "Below, prompts count whole, also tokens that engines had in their own caches."
 _NO_STORES = "found nothing, and no page was stored after them: there is nothing to predict from"
 
 
@@ -51,7 +52,8 @@ _NO_STORES = "found nothing, and no page was stored after them: there is nothing
 def advise(socket: Path, show: str | None, picture: Path | None, prefill_rate: float | None) -> None:
     """Show what other sizes of memory and disk would hit, and why pages were missed.
 
-    The daemon samples real lookups. The row "now" is what they found in memory and on disk. The row below it is what is
+    The daemon samples real lookups, of whole prompts: tokens that an engine had in its own cache count, too, which
+    they do not in `pagetier stats`. The row "now" is what memory and disk had of them. The row below it is what is
     predicted for the configured disk, and all others are predictions, too: of LRU. While the daemon evicts by
     "cadence", those of memory are the least to expect.
 
@@ -90,8 +92,8 @@ def _report(advice: SizeAdvice, snapshot: Snapshot, prefill_rate: float | None) 
 def _too_few(advice: SizeAdvice, width: int) -> Iterator[str]:
     """Yields what there is to say of a few lookups: predictions from them would look like knowledge."""
     counts = counted(advice.lookups, "lookup")
-    found = f"{advice.total.hit_ratio:.1%} of the tokens found; {_LEFT_OUT}"
-    text = f"too little to advise on: {counts} so far, {found}; ask again from {_LEAST_LOOKUPS} lookups on"
+    had = f"pagetier had {advice.total.hit_ratio:.1%} of the prompts' tokens; {_LEFT_OUT}"
+    text = f"too little to advise on: {counts} so far, {had}; ask again from {_LEAST_LOOKUPS} lookups on"
     yield from textwrap.wrap(text, width)
 
 
@@ -111,7 +113,7 @@ def _draw(path: Path, advice: SizeAdvice | None, known: SampledLookups | None) -
 
 
 def _advice_lines(advice: SizeAdvice, prefill_rate: float | None, width: int) -> Iterator[str]:
-    """Yields what is found, and what other sizes would find.
+    """Yields what memory and disk had, and what other sizes would have.
 
     Args:
         advice: The advice.
@@ -123,9 +125,8 @@ def _advice_lines(advice: SizeAdvice, prefill_rate: float | None, width: int) ->
     """
     total = advice.total
     tokens = f"{total.hit_ratio:.1%} of {advice.tokens_per_second:,.0f} tokens/s"
-    yield f"Below, lookups {spell_duration(LOOKUP_WINDOW_S)} ago count 1/e: {tokens}"
-    yield f"are found ({counted(advice.lookups, 'lookup')});"
-    yield _LEFT_OUT
+    weighed = f"{counted(advice.lookups, 'lookup')}; those {spell_duration(LOOKUP_WINDOW_S)} ago count 1/e"
+    yield from textwrap.wrap(f"{_WHOLE} pagetier had {tokens} ({weighed}); {_LEFT_OUT}", width)
     if advice.warning:
         yield from textwrap.wrap(f"warning: {advice.warning}", width, break_on_hyphens=False)
     yield ""
@@ -193,9 +194,9 @@ def _namespaces(advice: SizeAdvice, width: int) -> Iterator[tuple[str, ...]]:
         [f"{ratio:.1%}" for ratio in (one.hit_ratio, *(row.hit_ratio for row in one.memory), one.endless_hit_ratio)]
         for one in advice.namespaces
     ]
-    most = width - sum(max(len("100.0%"), len(head)) + 1 for head in (*sizes, "found", "endless"))
+    most = width - sum(max(len("100.0%"), len(head)) + 1 for head in (*sizes, "now", "endless"))
     yield ("",) * (len(sizes) + 3)
-    yield ("Namespace", "found", *sizes, "endless")
+    yield ("Namespace", "now", *sizes, "endless")
     for one, ratios in zip(advice.namespaces, numbers, strict=True):
         yield (_shortened(one.namespace, max(most, _LEAST_NAME)), *ratios)
 

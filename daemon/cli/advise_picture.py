@@ -27,9 +27,9 @@ def picture(advice: SizeAdvice) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
         ' font-family="sans-serif" font-size="12" role="img" aria-label="Predicted hit ratio over the size">',
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>',
-        f'<text x="{_LEFT}" y="20" font-weight="bold" fill="{_TEXT}">Predicted hit ratio</text>',
+        f'<text x="{_LEFT}" y="20" font-weight="bold" fill="{_TEXT}">Predicted hit ratio, of whole prompts</text>',
         f'<text x="{_WIDTH - _RIGHT}" y="20" text-anchor="end" fill="{_LINE}">{least}LRU</text>',
-        f'<text x="{_WIDTH - _RIGHT - 90}" y="20" text-anchor="end" fill="{_FOUND}">found now</text>',
+        f'<text x="{_WIDTH - _RIGHT - 90}" y="20" text-anchor="end" fill="{_FOUND}">now</text>',
         f'<text x="{_WIDTH - _RIGHT - 170}" y="20" text-anchor="end" fill="{_CEILING}">dashed: endless cache</text>',
         *_grid(sizes),
         f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{ceiling:.1f}" y2="{ceiling:.1f}" stroke="{_CEILING}"'

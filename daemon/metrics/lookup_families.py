@@ -30,7 +30,7 @@ def lookup_families(sample: Sample) -> Iterator[Metric]:
         tokens |= {(DISK, "hit"): on_disk, (DISK, "miss"): remote + missed}
     if sample.fleet.standing != "none":
         tokens |= {(REMOTE, "hit"): remote, (REMOTE, "miss"): missed}
-    about = "Tokens of looked-up prompts: a hit in the tier that gave them; each tier: of those not found before it."
+    about = "Tokens that engines lacked: a hit in the tier that gave them; each tier: of those not found before it."
     yield counters("lookup_tokens", about, ["tier", "result"], tokens)
     about = "Tokens that a tier had, and that engines computed because loading them was slower."
     slower = (counts.memory_slower_tokens, counts.disk_slower_tokens, counts.remote_slower_tokens)
@@ -50,7 +50,8 @@ def prediction_families(sample: Sample) -> Iterator[Metric]:
     if advice is None:
         return
     total = advice.total
-    about = "Share of tokens that an LRU cache would find in memory of this multiple of the arena, without a disk;"
+    about = "Share of whole prompts' tokens, engines' own caches included, that an LRU cache would find in memory of"
+    about += " this multiple of the arena, without a disk;"
     about += " missing before the first lookup, as the next two."
     yield gauges("predicted_hit_ratio", about, ["size"], {one.size: one.hit_ratio for one in total.memory})
     about = "Share of tokens that an LRU cache would find with a disk of this multiple of the arena."

@@ -53,14 +53,14 @@ class LookupStats(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The share of the looked-up tokens that was found, by tier; "no lookups" before the first one."""
+        """The share that was found of the tokens that engines lacked, by tier; "no lookups" before the first one."""
         total = self.found_tokens + self.missed_tokens
         if not total:
             return "no lookups"
         tiers = zip(_PLACES, (self.memory_tokens, self.disk_tokens, self.remote_tokens), strict=True)
         beyond = self.disk_tokens + self.remote_tokens
         shares = ", ".join(f"{tokens / total:.1%} {where}" for where, tokens in tiers if tokens and beyond)
-        found = f"{self.found_tokens / total:.1%} of the looked-up tokens found"
+        found = f"{self.found_tokens / total:.1%} of the tokens that engines lacked were found"
         return (f"{found} ({shares})" if shares else found) + self._slower_text(total)
 
     def _slower_text(self, total: int) -> str:

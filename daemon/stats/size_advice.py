@@ -1,5 +1,7 @@
 """What the lookups of a running cache would find with other sizes, and why pages were not found.
 
+Whole prompts count, also tokens that an engine had in its own cache, which LookupStats leaves out.
+
 The fields are the keys of `pagetier advise --json`: new ones may be added, none is renamed.
 """
 

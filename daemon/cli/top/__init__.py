@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 def top(socket: Path, interval: float, once: bool) -> None:  # noqa: FBT001  click calls it so
     """Watch the cache: tiers, hit rates, throughput, engines and evictions.
 
-    "found" is the share of the prompts' tokens that are in memory or on disk. An engine's "in mem" is the share of its
-    pages that it found in memory, where they can be loaded at once. Changes nothing. q or Ctrl-C quits.
+    "found" is the share of the tokens that engines lacked and got from memory, disk or fleet. An engine's "in mem" is
+    the share of its pages that it found in memory, where they can be loaded at once. Changes nothing. q or Ctrl-C
+    quits.
 
     Exit codes: 0: success; 3: no daemon at the start.
     """

@@ -52,7 +52,7 @@ def _tier(name: str, tier: PageTier) -> Iterator[Html]:
 
 def _hour(view: CacheView) -> Html:
     total = view.hour.total
-    began = f"Counted since {_moment(view.hour.began)}, when the HTTP process began."
+    began = f"Of the tokens that engines lacked, since {_moment(view.hour.began)}, when the HTTP process began."
     if not total.tokens:
         return section("Hits by tier in the last hour", element("p", began), element("p", "No lookup was counted."))
     shares = {tier: tokens / total.tokens for tier, tokens in zip(TIERS, total, strict=False)}
@@ -71,7 +71,7 @@ def _curve(view: CacheView) -> Html:
     if advice is None:
         return section("Hit ratio by size", element("p", "Nothing is predicted before lookups that stores follow."))
     total, bound = advice.total, "at least (LRU)" if advice.total.memory[0].lower_bound else "LRU"
-    now = f"now: {total.hit_ratio:.1%} of tokens are found, with {_sizes(advice)}"
+    now = f"now: {total.hit_ratio:.1%} of the prompts' tokens, with {_sizes(advice)}"
     about = f"Predicted hit ratio over the size of memory, {bound}; {now}"
     legend = [
         element("li", swatch("curve"), f"predicted without a disk, {bound}"),
@@ -80,9 +80,11 @@ def _curve(view: CacheView) -> Html:
     if advice.knee_bytes:
         times = f"{format_size(advice.knee_bytes)} ({advice.knee_bytes / advice.arena_bytes:.2g}x)"
         legend.append(element("li", f"knee at {times}: beyond it, more memory helps less"))
-    legend.append(element("li", f"dashed: an endless cache would find {total.endless_hit_ratio:.1%}"))
+    legend.append(element("li", f"dashed: an endless cache would have {total.endless_hit_ratio:.1%}"))
+    whole = element("p", "Prompts count whole here: also tokens that engines had in their own caches.", class_="dim")
     warning = [element("p", f"Warning: {advice.warning}", class_="bad")] if advice.warning else []
-    return section("Hit ratio by size", curve_chart(advice, about), element("ul", *legend), *warning, _age(view))
+    chart = curve_chart(advice, about)
+    return section("Hit ratio by size", chart, element("ul", *legend), whole, *warning, _age(view))
 
 
 def _sizes(advice: SizeAdvice) -> str:

@@ -186,20 +186,22 @@ def test_evictions_are_counted() -> None:
 def test_the_header_and_the_line_say_what_was_found_where() -> None:
     lookups = LookupStats(lookups=9, memory_tokens=545, disk_tokens=241, missed_tokens=214)
     seen = msgspec.structs.replace(snapshot(), lookups=lookups)
-    assert lookups.text == "78.6% of the looked-up tokens found (54.5% in memory, 24.1% on disk)"
+    assert lookups.text == "78.6% of the tokens that engines lacked were found (54.5% in memory, 24.1% on disk)"
     assert f"; {lookups.text}; " in one_line(seen)
     memory_only = msgspec.structs.replace(lookups, disk_tokens=0)
-    assert memory_only.text == "71.8% of the looked-up tokens found"
+    assert memory_only.text == "71.8% of the tokens that engines lacked were found"
     slower = msgspec.structs.replace(memory_only, memory_slower_tokens=100, disk_slower_tokens=50)
     computed = "computed because loading is slower: 13.2% in memory, 6.6% on disk"
-    assert slower.text == f"71.8% of the looked-up tokens found, {computed}"
+    assert slower.text == f"71.8% of the tokens that engines lacked were found, {computed}"
 
 
 def test_the_header_says_what_hits_and_ratios_count(daemon: RunningDaemon) -> None:
     shown = " ".join(daemon.pagetier("stats").output.split())
     assert "Hits and misses of memory are pages at the first match of each request" in shown
     assert "count below only: as misses, and as not in time, if memory lacks them" in shown
-    assert re.search(r"No lookups yet|[1-9]\d* lookups?: [\d.]+% of the looked-up tokens found", shown), shown
+    assert re.search(
+        r"No lookups yet|[1-9]\d* lookups?: [\d.]+% of the tokens that engines lacked were found", shown
+    ), shown
 
 
 def test_a_device_that_is_down_is_in_the_short_line() -> None:

@@ -102,7 +102,9 @@ def test_every_section_and_picture_has_a_name(served: Document) -> None:
 def test_it_says_how_the_cache_is(served: Document) -> None:
     for words in (
         "predicted without a disk, at least (LRU)",
-        "now: 50.0% of tokens are found",
+        "now: 50.0% of the prompts' tokens",
+        "Of the tokens that engines lacked, since ",
+        "Prompts count whole here: also tokens that engines had in their own caches.",
         "100.0% never stored",
         f"{4 * FRAME // 1024}.0 KiB",
         "of 1.0 GiB a day may be written now",
