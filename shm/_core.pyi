@@ -884,8 +884,14 @@ class Owner:
         """
     def populate(self, offset: int, length: int, /) -> None:
         """Allocates a range of the arena; raises OSError if memory is short. May be called from any thread."""
-    def populate_index(self, at_events: int, events_bytes: int, /) -> None:
-        """Allocates the lock words, and the index except for the ring of events."""
+    def populate_index(self, at_events: int, events_bytes: int, share: int, shares: int, /) -> None:
+        """Allocates one of equal shares of the lock words, and of the index except for the ring of events.
+
+        May be called from any thread.
+
+        Raises:
+            OSError: Memory is short.
+        """
     def serve_events(self) -> None:
         """Records what comes and leaves while processes read it.
 

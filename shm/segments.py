@@ -22,6 +22,7 @@ from pagetier.shm._core import Owner, ShmError
 from pagetier.shm.failpoints import point
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.index_header import head_of
+from pagetier.shm.index_memory import populate_index
 from pagetier.shm.lazy_memory import LazyMemory, allocate_lazily
 from pagetier.shm.log_format import event
 from pagetier.shm.segment_files import (
@@ -211,21 +212,12 @@ def _make(request: SegmentRequest) -> Owner:
     point("segments.sized")
     owner = map_segments(name)
     point("segments.mapped")
-    _populate_index(owner, g)
+    populate_index(owner, g)
     point("segments.populated")
     owner.format(g.frame_bytes, g.frames, g.entries, g.spaces, secrets.randbits(64), request.build)
     owner.adopt(0)
     point("segments.made")
     return owner
-
-
-def _populate_index(owner: Owner, geometry: Geometry) -> None:
-    """Allocates the index without the ring of events, whose memory is allocated for the first reader."""
-    try:
-        owner.populate_index(geometry.at_events, geometry.events_bytes)
-    except OSError as error:
-        too_old = " (Linux 5.14 can)" if error.errno == errno.EINVAL else ""
-        raise ShmError(f"cannot allocate the memory of the index: {error.strerror}{too_old}") from error
 
 
 def _adopt(request: SegmentRequest, index: int) -> Owner | None:

@@ -292,12 +292,25 @@ static PyObject *owner_serve_events(Owner *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-/* populate_index(at_events, events_bytes): allocates the index except for the ring of events, and the lock words. */
+/* Populates one of `shares` equal shares of a range that begins with a whole page of the kernel. */
+static PyObject *populate_share(const mapping *m, uint64_t from, uint64_t bytes, uint32_t share, uint32_t shares)
+{
+    uint64_t pages = (bytes + PT_PAGE - 1) / PT_PAGE;
+    uint64_t begin = pages * share / shares * PT_PAGE, end = pages * (share + 1) / shares * PT_PAGE;
+    end = end < bytes ? end : bytes;
+    return populate_range(m, MADV_POPULATE_WRITE, from + begin, begin < end ? end - begin : 0);
+}
+
+/* populate_index(at_events, events_bytes, share, shares): allocates one of `shares` equal shares of the lock words and
+ * of the index, except for the ring of events. May be called from any thread. */
 static PyObject *owner_populate_index(Owner *self, PyObject *args)
 {
     unsigned long long at, bytes;
-    if (!PyArg_ParseTuple(args, "KK", &at, &bytes))
+    unsigned int share, shares;
+    if (!PyArg_ParseTuple(args, "KKII", &at, &bytes, &share, &shares))
         return NULL;
+    if (share >= shares)
+        return PyErr_Format(PyExc_ValueError, "there is no share %u of %u", share, shares);
     const struct {
         mapping *segment;
         uint64_t from, to;
@@ -305,8 +318,8 @@ static PyObject *owner_populate_index(Owner *self, PyObject *args)
                   {&self->index, at + bytes, self->index.bytes},
                   {&self->locks, 0, self->locks.bytes}};
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
-        PyObject *done = populate_range(ranges[i].segment, MADV_POPULATE_WRITE, ranges[i].from,
-                                        ranges[i].to - ranges[i].from);
+        PyObject *done =
+            populate_share(ranges[i].segment, ranges[i].from, ranges[i].to - ranges[i].from, share, shares);
         if (!done)
             return NULL;
         Py_DECREF(done);

@@ -1,0 +1,37 @@
+"""Allocates the memory of a new index, in parallel, so that none is missing later."""
+
+from __future__ import annotations
+
+import errno
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from pagetier.shm._core import Owner, ShmError
+from pagetier.shm.geometry import Geometry
+
+_SHARE_BYTES: Final = 32 << 20  # the kernel clears as much in the time of a hundred starts of a thread
+_MOST_THREADS: Final = 16  # as many saturate a memory bus with clearing
+
+
+def populate_index(owner: Owner, geometry: Geometry) -> None:
+    """Allocates the index without the ring of events, whose memory is allocated for the first reader.
+
+    Raises ShmError if memory is short; no thread allocates any more then.
+    """
+    shares = share_count(sum(geometry.sizes[:2]))
+
+    def populate(share: int) -> None:
+        owner.populate_index(geometry.at_events, geometry.events_bytes, share, shares)
+
+    try:
+        with ThreadPoolExecutor(shares, "pagetier-index") as threads:
+            list(threads.map(populate, range(shares)))
+    except OSError as error:
+        too_old = " (Linux 5.14 can)" if error.errno == errno.EINVAL else ""
+        raise ShmError(f"cannot allocate the memory of the index: {error.strerror}{too_old}") from error
+
+
+def share_count(nbytes: int) -> int:
+    """Returns the number of threads for so many bytes: one for each core, unless their shares would be small."""
+    return max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)), nbytes // _SHARE_BYTES))
