@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 from pagetier.daemon.stop_signals import EARLY, Reported
 
 
 def start() -> None:
     """Runs the command."""
+    # numpy would start a thread for each core, here and in the workers. None has work, and all wait actively at first.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with Reported(EARLY) as early:
         from pagetier.daemon.main import Invocation, main
 
