@@ -166,6 +166,30 @@ static void restore_history(pt_owner *o, const uint8_t *key, const pt_disk_histo
     pt_restore_link(o, key, kept);
 }
 
+static void prefetch_bucket(const pt_owner *o, const uint8_t *key)
+{
+    pt_prefetch(&pt_dict_in_force(&o->view).buckets[pt_home(&o->view, key)]);
+}
+
+static void prefetch_entry(const pt_owner *o, const uint8_t *key)
+{
+    uint32_t entry = pt_dict_guess(&o->view, pt_dict_in_force(&o->view), key);
+    if (entry == PT_NONE)
+        return;
+    pt_prefetch(&o->view.entries[entry]);
+    pt_prefetch_write(&o->view.histories[entry]);
+}
+
+/* Fetches something of a page and of the one before it, whose histories are restored soon. */
+static void prefetch_both(const pt_owner *o, const array *of, Py_ssize_t number,
+                          void (*prefetch)(const pt_owner *, const uint8_t *key))
+{
+    if (number >= of[0].count)
+        return;
+    prefetch(o, (uint8_t *)of[0].view.buf + number * PT_KEY_BYTES);
+    prefetch(o, (uint8_t *)of[1].view.buf + number * (Py_ssize_t)sizeof(pt_disk_history));
+}
+
 /* disk_histories(keys, histories, ages): what the tier knows of the uses of pages that it reported,
  * with the nanoseconds since their last use. Pages that come before others in their prompt should
  * come first: then no link takes a search. */
@@ -183,7 +207,9 @@ static PyObject *owner_disk_histories(Owner *self, PyObject *args)
     if (self->shared.cadence)
         self->shared.cadence->climb = PT_CLIMB + (uint32_t)of[0].count;
     for (Py_ssize_t i = 0; i < of[0].count; i++) {
-        prefetch_home(&self->shared, of, i + PT_AHEAD);
+        /* of a large index, each of these would wait for memory, the entries for the buckets first */
+        prefetch_both(&self->shared, of, i + 2 * PT_AHEAD, prefetch_bucket);
+        prefetch_both(&self->shared, of, i + PT_AHEAD, prefetch_entry);
         pt_disk_history kept;
         memcpy(&kept, (char *)of[1].view.buf + i * bytes, sizeof kept);
         restore_history(&self->shared, (uint8_t *)of[0].view.buf + i * PT_KEY_BYTES, &kept,

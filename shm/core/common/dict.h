@@ -158,6 +158,19 @@ static inline uint32_t pt_dict_find_begin(const pt_view *v, pt_dict d, const uin
     return PT_NONE;
 }
 
+/* Returns an entry that may have a key, by the tag alone, or PT_NONE: to fetch the entries of many keys at once, as no
+ * entry is read. Only the writer may call it. */
+static inline uint32_t pt_dict_guess(const pt_view *v, pt_dict d, const uint8_t *key)
+{
+    const pt_bucket *b = &d.buckets[pt_home(v, key)];
+    for (uint32_t i = 0; i < PT_BUCKET_SLOTS; i++) {
+        uint64_t slot = atomic_load_explicit(&b->slots[i], memory_order_relaxed);
+        if (slot && pt_slot_tag(slot) == pt_tag(key))
+            return pt_slot_entry(slot);
+    }
+    return PT_NONE;
+}
+
 /* Returns a slot within the window of bucket `to` whose key may move into that bucket, or NULL. */
 static inline pt_a64 *pt_dict_movable(pt_dict d, uint32_t to, uint32_t *step)
 {

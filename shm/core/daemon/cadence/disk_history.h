@@ -15,6 +15,7 @@ typedef struct {
     uint8_t cadence, uses, growth, hint; /* hint: reserved */
 } pt_disk_history;
 _Static_assert(sizeof(pt_disk_history) == 24, "the record on disk has this size");
+_Static_assert(offsetof(pt_disk_history, parent) == 0, "disk_histories() fetches it there");
 
 /* Returns what the disk is to keep of a page. */
 static inline pt_disk_history pt_describe_history(const pt_view *v, uint32_t entry)
