@@ -83,6 +83,8 @@ class OrderedPages:
 def _renumbered(batch: StoredPages, numbers: dict[Space, int]) -> npt.NDArray[np.void]:
     """Returns the rows of a batch with the numbers of their namespaces in a table of all batches, which it extends."""
     table = np.array([numbers.setdefault(space, len(numbers)) for space in batch.table], dtype="<u4")
+    if (table == np.arange(len(table))).all():  # most tiers have one namespace: their rows need no copy
+        return np.frombuffer(batch.pages, _BYTES)
     rows = np.frombuffer(bytearray(batch.pages), _PAGE)
     rows["space"] = table[rows["space"]]
     return rows.view(_BYTES)
