@@ -23,6 +23,10 @@ static inline uint32_t pt_entry_take(const pt_view *v)
     h->free_entry = v->entries[entry].list_next;
     h->free_entries--;
     v->entries[entry].on_list = PT_LIST_NONE;
+    if (h->free_entry != PT_NONE) { /* both of its cache lines: a store takes several entries */
+        pt_prefetch_write(&v->entries[h->free_entry]);
+        pt_prefetch_write(&v->entries[h->free_entry].list_next);
+    }
     return entry;
 }
 

@@ -64,6 +64,9 @@ static inline void pt_offer_some(pt_owner *o, uint64_t before, uint64_t now, pt_
         __builtin_prefetch(&c->pages[draws[i]]);
         __builtin_prefetch(&c->locks[draws[i]]);
     }
+    for (uint32_t i = 0; i < count; i++) /* a leaf is worth nothing if the page before it left */
+        if (c->pages[draws[i]].parent != PT_NONE)
+            __builtin_prefetch(&c->pages[c->pages[draws[i]].parent]);
     for (uint32_t i = 0; i < count; i++)
         pt_offer_leaf(o, draws[i], before, now, best);
 }

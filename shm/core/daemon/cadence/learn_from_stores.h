@@ -13,14 +13,24 @@ static inline uint32_t pt_entry_of(const pt_owner *o, const uint8_t *key)
     return pt_dict_find(&o->view, pt_dict_in_force(&o->view), key);
 }
 
+/* Prefetches the bucket of a page, and where it is remembered if it left. */
+static inline void pt_prefetch_known(const pt_owner *o, const uint8_t *key)
+{
+    pt_prefetch_write(&pt_dict_in_force(&o->view).buckets[pt_home(&o->view, key)]);
+    pt_ghost_prefetch(&o->cadence->ghosts, pt_key_hash(o->cadence, key));
+}
+
 /* Returns how many pages at the end of a prompt were never seen, as far as is remembered. */
 static inline uint32_t pt_appended(const pt_owner *o, const uint8_t *keys, uint32_t count)
 {
-    uint32_t appended = 0;
-    while (appended < count && pt_entry_of(o, pt_nth_key(keys, count - 1 - appended)) == PT_NONE &&
-           !pt_ghost_find(&o->cadence->ghosts, pt_key_hash(o->cadence, pt_nth_key(keys, count - 1 - appended))))
-        appended++;
-    return appended;
+    for (uint32_t left = count; left; left--) {
+        const uint8_t *key = pt_nth_key(keys, left - 1);
+        if (left > PT_AHEAD)
+            pt_prefetch_known(o, pt_nth_key(keys, left - 1 - PT_AHEAD));
+        if (pt_entry_of(o, key) != PT_NONE || pt_ghost_find(&o->cadence->ghosts, pt_key_hash(o->cadence, key)))
+            return count - left;
+    }
+    return count;
 }
 
 /* A page has returned if a reader used it since the last store did (pt_stamp_use). */
