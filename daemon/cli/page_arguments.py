@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from pagetier.daemon.common.namespaces import means, with_pages
-from pagetier.daemon.stats.page_lookup import UnknownNamespaceError, keys_of_tokens, namespace_named
+from pagetier.daemon.stats.page_lookup import WHOLE_KEYS, UnknownNamespaceError, keys_of_tokens, namespace_named
 from pagetier.shm._core import KEY_BYTES, NamespaceRecord, Observer
 
 BATCH_PAGES: Final = 1 << 15  # of one request
@@ -56,8 +56,7 @@ def _key(text: str, place: str) -> bytes:
     except ValueError:
         key = b""
     if len(key) != KEY_BYTES:
-        whole = "`pagetier pages ls NAMESPACE --json` prints whole keys of first pages"
-        raise click.UsageError(f"{place} is no key of {2 * KEY_BYTES} hexadecimal digits: {whole}")
+        raise click.UsageError(f"{place} is no key of {2 * KEY_BYTES} hexadecimal digits: {WHOLE_KEYS}")
     return key
 
 

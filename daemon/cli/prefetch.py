@@ -59,8 +59,8 @@ def prefetch(
 
     With a file, pages behind the first one that is in no tier are not read. Without one, the pages of the namespace, or
     of all namespaces of the model, are read, the last used first: as many as fit into nine tenths of the arena beside
-    what is in use or pinned, which they never displace. Needs the right to attach. The pages that are read at once have
-    at most the share arena.process_share of the arena.
+    what is in use or pinned. Needs the right to attach. The pages that are read at once have at most the share
+    arena.process_share of the arena.
 
     Exit codes: 0: all pages are in memory; 1: some are not (the message says why), or no such namespace; 2: invalid
     usage; 3: no daemon.

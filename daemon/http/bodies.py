@@ -9,7 +9,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 
 from pagetier.daemon.http.http_connection import HttpError
-from pagetier.daemon.stats.page_lookup import keys_of_tokens
+from pagetier.daemon.stats.page_lookup import WHOLE_KEYS, keys_of_tokens
 from pagetier.shm._core import KEY_BYTES, HintKind, NamespaceRecord, keys_of_hashes
 from pagetier.shm.protocol import HINT_KEYS
 
@@ -189,7 +189,9 @@ def read_body(body: bytes, kind: type[_B]) -> _B:
 
 
 def _choices(kind: type[PagesBody], error: Exception) -> str:
-    """Returns the valid values of the field that an error names, if it has a fixed set of them; else ""."""
+    """Returns the valid values of the field that an error names, or what prints them; "" if neither is known."""
+    if "`$.keys[" in str(error):
+        return f": {WHOLE_KEYS}"
     for field in msgspec.structs.fields(kind):
         if isinstance(field.type, type) and issubclass(field.type, Enum) and str(error).endswith(f"`$.{field.name}`"):
             return f": one of {', '.join(each.value for each in field.type)}"

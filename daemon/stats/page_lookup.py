@@ -27,6 +27,7 @@ _IS_ON_DISK_ONLY: Final = bytes(tiers == TierFlag.DISK for tiers in range(256))
 _IS_IN_MEMORY: Final = bytes(bool(tiers & TierFlag.MEMORY) for tiers in range(256))
 # The largest part of the arena that a namespace's pages may take by a prefetch, as that which may be read at once.
 _MOST_OF_ARENA: Final = 0.9
+WHOLE_KEYS: Final = "`pagetier pages ls NAMESPACE --json` prints whole keys of first pages"
 LEFT_OUT: Final = "a namespace gets at most nine tenths of the arena, less what is in use or pinned, or its quota"
 
 
@@ -166,7 +167,7 @@ def pages_to_read(
 ) -> PagesOnDisk:
     """Returns the pages of these namespaces, of which a prefetch reads `most` at most. Walks all entries of the index.
 
-    What is read displaces no page of these namespaces, none that an engine has pinned and none that is kept by request.
+    There is room for them without pages of these namespaces, those that engines have pinned and those that are kept.
     """
     rows = b"".join(observer.pages(space.number) for space in spaces)
     here, on_disk = _rows_of(rows, _IS_IN_MEMORY), _rows_of(rows, _IS_ON_DISK_ONLY)

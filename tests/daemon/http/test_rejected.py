@@ -73,7 +73,7 @@ def client(daemon: RunningDaemon) -> Iterator[Client]:
         (GOOD | {"tokens": [1]}, 400, "give the pages by one of keys, hashes and tokens"),
         (GOOD | {"keys": []}, 400, "there is no full page of 16 tokens"),
         (GOOD | {"keys": None, "tokens": [1]}, 400, "there is no full page of 16 tokens"),
-        (GOOD | {"keys": ["ab"]}, 400, "`$.keys[0]`"),
+        (GOOD | {"keys": ["ab"]}, 400, "`$.keys[0]`: `pagetier pages ls NAMESPACE --json` prints whole keys"),
         (GOOD | {"keys": [KEY[:-1] + "g"]}, 400, "`$.keys[0]`"),
         (GOOD | {"keys": [KEY + "\n"]}, 400, "`$.keys[0]`"),
         (GOOD | {"keys": None, "hashes": [KEY + "\n"]}, 400, "`$.hashes[0]`"),
