@@ -6,9 +6,12 @@ import ctypes
 import errno
 import mmap
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -16,12 +19,15 @@ import pytest
 from files_store import fill, only, opened, slots_of
 from pagetier.tiers.base import Outgoing, ReadOutcome, TierError
 from pagetier.tiers.capacity import frames_under
+from pagetier.tiers.disk import writer
+from pagetier.tiers.disk.read_priority import ReaderCount
 from pagetier.tiers.disk.recovery import read_state
 from pagetier.tiers.frame_files import FilesStore, direct_files
 from pagetier.tiers.lmdb import LmdbStore
 from store_pages import CAP, FRAME, bytes_in, keys_in, outcome_of, outcomes, outgoing, outgoings
 
 GIB = 1 << 30
+_PAGES = {1: 2, 2: 2, 3: 64}  # the frames of each: the first one warms up
 
 
 def test_frames_pass_by_the_page_cache(files: FilesStore, tmp_path: Path) -> None:
@@ -106,6 +112,37 @@ def test_short_writes_and_reads_continue(files: FilesStore, monkeypatch: pytest.
     pages = outgoings(range(10))
     assert all(files.write([], pages).stored)
     assert outcomes(files, pages) == {ReadOutcome.EXACT}
+
+
+def test_a_page_of_many_frames_takes_as_many_calls_as_one_of_few(files: FilesStore) -> None:
+    files.write([page.key for page in fill(files, 100)], [])
+    _, *writes = [_calls(partial(_write, files, outgoing(number, count * FRAME))) for number, count in _PAGES.items()]
+    _, *reads = [
+        _calls(partial(outcome_of, files, outgoing(number, count * FRAME))) for number, count in _PAGES.items()
+    ]
+    assert writes[0] == writes[1]
+    assert reads[0] == reads[1]
+
+
+def _write(tier: FilesStore, page: Outgoing) -> None:
+    assert writer.apply(only(tier), [], [page], ReaderCount()).reasons == ("",)
+
+
+def _calls(action: Callable[[], object]) -> int:
+    """Returns how many functions and system calls the action takes in this thread."""
+    calls = 0
+
+    def count(_frame: FrameType, event: str, called: Any) -> None:
+        nonlocal calls
+        calls += event == "call" or (event == "c_call" and called.__module__ == os.open.__module__)
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        action()
+    finally:
+        sys.setprofile(before)
+    return calls
 
 
 def test_a_read_error_is_a_miss_and_the_page_stays(files: FilesStore, monkeypatch: pytest.MonkeyPatch) -> None:

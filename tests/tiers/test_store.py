@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from pagetier.tiers.base import ReadOutcome, TierError
+from pagetier.tiers.disk import writer
 from pagetier.tiers.disk.store import DiskStore
 from store_pages import (
     CAP,
@@ -32,6 +34,18 @@ def test_a_page_of_any_size_is_read_back_exactly(tier: DiskStore, size: int) -> 
     assert written.disk_bytes > size
     assert outcome_of(tier, page) is ReadOutcome.EXACT
     assert tier.state().used_frames == -(-size // FRAME)
+
+
+@pytest.mark.usefixtures("each_store")
+def test_a_batch_wakes_only_the_environments_that_have_a_part_of_it(
+    tier: DiskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply = Mock(wraps=writer.apply)
+    monkeypatch.setattr(writer, "apply", apply)
+    assert tier.write([], [outgoing(1)]).stored == (True,)
+    assert tier.write([outgoing(1).key], []).undropped == ""
+    assert tier.write([], []).stored == ()
+    assert apply.call_count == 2
 
 
 @pytest.mark.usefixtures("each_store")

@@ -175,11 +175,12 @@ class DiskStore:
 
     def _write(self, drops: Sequence[bytes], pages: Sequence[Outgoing]) -> Written:
         shares = writer.share(self._environments, drops, pages, self._options.frame_bytes)
+        work = [one for one in zip(self._threads, self._environments, shares, strict=True) if one[2].has_work]
         futures = [
             thread.submit(writer.apply, environment, share.drops, [pages[at] for at in share.pages], self._readers)
-            for thread, environment, share in zip(self._threads, self._environments, shares, strict=True)
+            for thread, environment, share in work
         ]
-        return _joined(shares, _results(futures), len(pages))
+        return _joined([share for *_, share in work], _results(futures), len(pages))
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:

@@ -188,6 +188,11 @@ class Share(msgspec.Struct):
     drops: list[bytes]
     pages: list[int]
 
+    @property
+    def has_work(self) -> bool:
+        """Whether the environment drops or stores a page."""
+        return bool(self.drops or self.pages)
+
 
 def share(
     environments: Sequence[Environment], drops: Sequence[bytes], pages: Sequence[Outgoing], frame_bytes: int
