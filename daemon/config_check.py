@@ -52,6 +52,8 @@ def check_config(config: Config, host: Host, leftovers: Leftovers = Leftovers.AD
         with mistakes.noted():
             remarks += _check_fleet(config)
     with mistakes.noted():
+        remarks += _check_pages_on_disk(config, daemon, leftovers)
+    with mistakes.noted():
         remarks += check_segments(config, host, found, leftovers)
     lines = [*_lines(config, host, daemon), *remarks]
     mistakes.raise_all([line for line in lines if line.startswith("warning: ")])
@@ -59,7 +61,7 @@ def check_config(config: Config, host: Host, leftovers: Leftovers = Leftovers.AD
 
 
 def _lines(config: Config, host: Host, daemon: FoundDaemon | None) -> Iterator[str]:
-    from pagetier.daemon.disk_check import disk_warnings, why_emptied
+    from pagetier.daemon.disk_check import disk_warnings
     from pagetier.daemon.sockets_check import access_warnings, in_new_folder
 
     yield "the configuration is valid"
@@ -69,8 +71,6 @@ def _lines(config: Config, host: Host, daemon: FoundDaemon | None) -> Iterator[s
         yield f"disk: {disk_capacity_text(config)} under a cap of {format_size(disk.total_size)}"
         for device in disk.devices:
             yield from disk_warnings(device, host, daemon.folders if daemon is not None else ())
-            if why := why_emptied(device, arena.frame_size):
-                yield f"warning: {why}"
     yield from _memory_warnings(config, host)
     yield f"socket: {config.socket}{in_new_folder(config.socket)}"
     if config.remote.url:
@@ -115,6 +115,19 @@ def _memory_warnings(config: Config, host: Host) -> Iterator[str]:
     if config.index.entries and config.index.entries < config.arena.frames:
         entries = f"index.entries = {config.index.entries:,}"
         yield f"warning: {entries} pages leave some of the {config.arena.frames:,} frames unused: raise it, or set 0"
+
+
+def _check_pages_on_disk(config: Config, daemon: FoundDaemon | None, leftovers: Leftovers) -> Iterator[str]:
+    """Yields a warning for pages on disk that only other settings read. Raises UnfitError if a start would refuse."""
+    from pagetier.daemon.unreadable_pages import REMEDY, UnreadablePagesError, all_unreadable
+
+    for why in all_unreadable(config):
+        if leftovers is Leftovers.DISCARD:
+            yield f"warning: {why}: --fresh discards them"
+        elif daemon is None:
+            raise UnreadablePagesError(f"{why}: {REMEDY}")
+        else:
+            yield f"warning: {why}: {REMEDY}"
 
 
 def _check_fleet(config: Config) -> Iterator[str]:

@@ -8,7 +8,6 @@ import os
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -18,15 +17,8 @@ from pagetier.daemon.host.disk_space import space_seen
 from pagetier.daemon.host.folders import existing_folder, why_no_folder
 from pagetier.daemon.host.host import Host
 from pagetier.shm.segment_files import user_name
-from pagetier.shm.units import spell_size
 from pagetier.tiers.base import TierError
-from pagetier.tiers.capacity import slot_bytes_of
 from pagetier.tiers.disk_folder import folder_remedy
-
-if TYPE_CHECKING:
-    from pagetier.tiers.disk.recovery import State
-
-_COMPRESSED_FORMAT: Final = 3  # tiers.disk.file_format names it, too, which the daemon's process does not import
 
 
 def disk_warnings(disk: DeviceOptions, host: Host, in_use: Collection[str]) -> Iterator[str]:
@@ -48,31 +40,6 @@ def disk_warnings(disk: DeviceOptions, host: Host, in_use: Collection[str]) -> I
         yield from _folder_warnings(disk.path)
     if too_large := beyond_its_disk(disk, space_seen(disk.path, host).room):
         yield f"warning: on this host {too_large}"
-
-
-def why_emptied(device: DeviceOptions, frame_bytes: int) -> str:
-    """Returns which settings make a start empty the device's folder; "" if none does, or if this user cannot see it."""
-    from pagetier.tiers.disk.recovery import read_state
-
-    with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        state = read_state(device.path)
-        if state is not None and (differ := list(_differences(state, device, frame_bytes))):
-            have, wanted = (", ".join(each) for each in zip(*differ, strict=True))
-            return f"the disk tier in {device.path} has {have}: a start with {wanted} empties it"
-    return ""
-
-
-def _differences(state: State, device: DeviceOptions, frame_bytes: int) -> Iterator[tuple[str, str]]:
-    """Yields what a folder was made with, where it is not what the configuration asks for, and the setting of that."""
-    compress, unit, unit_bytes = "off", "frames", frame_bytes
-    if state.format == _COMPRESSED_FORMAT:
-        compress, unit, unit_bytes = "on", "slots", slot_bytes_of(frame_bytes)
-    if state.store != device.store:
-        yield f"disk.store = {state.store}", f"disk.store = {device.store}"
-    if compress != device.compress:
-        yield f"disk.compress = {compress}", f"disk.compress = {device.compress}"
-    elif state.frame_bytes != unit_bytes:
-        yield f"{unit} of {spell_size(state.frame_bytes)}", f"arena.frame_size = {spell_size(frame_bytes)}"
 
 
 def _folder_warnings(folder: Path) -> Iterator[str]:

@@ -30,6 +30,7 @@ from pagetier.daemon.lifecycle import RunContext, run
 from pagetier.daemon.memory_release import name_meant, release_as_owner
 from pagetier.daemon.server.control_socket import Server
 from pagetier.daemon.stop_signals import Reported
+from pagetier.daemon.unreadable_pages import REMEDY, UnreadablePagesError, found_at_start
 from pagetier.shm._core import ShmError
 from pagetier.shm.exit_codes import Exit, exit_code_help
 from pagetier.shm.failpoints import point
@@ -103,7 +104,7 @@ class Action(Enum):
     flag_value=Leftovers.DISCARD,
     default=Leftovers.ADOPT,
     type=click.UNPROCESSED,
-    help="Discard the pages that an earlier daemon left in memory.",
+    help="Discard the pages that an earlier daemon left in memory, and those on disk that only other settings read.",
 )
 @click.option(
     "--keep-while",
@@ -155,7 +156,9 @@ def main(
         if action is Action.CHECK:
             click.echo("\n".join(check_config(settings, Host(), leftovers)))
         else:
+            unreadable = found_at_start(settings)  # before the log has a thread
             log_to_stderr(settings.log.level)
+            _require_pages_on_disk(unreadable, leftovers)
             context = RunContext(Notifier(os.environ), reader.read, keep_while, lambda: reader.sources)
             _serve(settings, leftovers, context, invocation.early)
     except ConfigError as error:
@@ -164,6 +167,8 @@ def main(
         from pagetier.daemon.segments_in_use import why_in_use  # a start that succeeds does not pay for it
 
         give_up(Exit.REFUSED, why_in_use(reader.read(), error))
+    except UnreadablePagesError as error:
+        give_up(Exit.UNFIT, error)
     except UnfitError as error:
         give_up(Exit.UNFIT, f"{error}; {_remedy(keep_while)}")
     except (ShmError, SocketError, PrefaultError, OSError) as error:
@@ -174,6 +179,14 @@ def _remedy(keep_while: Path | None) -> str:
     if keep_while is None:
         return "--fresh discards what is in them"
     return "`systemctl stop` and then `systemctl start` discard what is in them, a restart does not"
+
+
+def _require_pages_on_disk(unreadable: str, leftovers: Leftovers) -> None:
+    """Raises UnreadablePagesError for pages on disk that a start without --fresh would lose."""
+    if unreadable and leftovers is Leftovers.ADOPT:
+        raise UnreadablePagesError(f"{unreadable}: {REMEDY}")
+    if unreadable:
+        log.warning("%s: --fresh discards them", unreadable, extra=event("leftovers_dropped"))
 
 
 def _serve(settings: Config, leftovers: Leftovers, context: RunContext, early: Reported | None) -> None:

@@ -117,7 +117,7 @@ def check_segments(
     if reader is None or not serves(Geometry.of(reader.header()), config):
         _require_room(config, host)
     if found is not None and found.daemon is not None:
-        yield from _beside(found.daemon, refusal)
+        yield from _beside(found.daemon, refusal, _stop_and_start(config, found))
     yield from _whose(config.name)
 
 
@@ -156,7 +156,7 @@ def _differences(have: Geometry, config: Config) -> tuple[str, str]:
 
 
 def way_to_keep(config: Config) -> str:
-    """Returns how the pages that make a start fail get to disk; "" if they cannot, or if that is not why it fails."""
+    """Returns how to keep the pages that make a start fail; "" if they cannot be, or if that is not why it fails."""
     try:
         found = find_index(config.name)
     except (ShmError, OSError):
@@ -165,22 +165,35 @@ def way_to_keep(config: Config) -> str:
 
 
 def _way_to_keep(config: Config, found: FoundIndex) -> str:
-    """Returns how the pages that are in memory only get to disk; "" if they cannot."""
+    """Returns how to keep the pages that are in memory only; "" if they cannot be."""
     if not config.disk.size or found.damage or not found.head.ours:
         return ""
+    if _has_other_frames(config, found):
+        return ": set the former value to keep them, since the new one loses what is in memory and on disk"
     former = "that build"
     if found.reader is not None:
         former, _ = _differences(Geometry.of(found.reader.header()), config)
     return f": start once with {former} and stop, which writes unwritten pages to disk, or discard them"
 
 
-def _beside(daemon: FoundDaemon, refusal: str) -> Iterator[str]:
+def _has_other_frames(config: Config, found: FoundIndex) -> bool:
+    return found.reader is not None and Geometry.of(found.reader.header()).frame_bytes != config.arena.frame_size
+
+
+def _stop_and_start(config: Config, found: FoundIndex) -> str:
+    """Returns what a stop and a start do with the pages in memory of a running daemon, whose segments do not fit."""
+    if _has_other_frames(config, found):
+        return "stop, then start with --fresh, which loses what is in memory and on disk"
+    return "stop and start instead, which writes unwritten pages to disk if there is a disk tier"
+
+
+def _beside(daemon: FoundDaemon, refusal: str, instead: str) -> Iterator[str]:
     which = f"PID {daemon.pid}" if daemon.pid else "of another PID namespace"
     yield f"note: a daemon of this name ({which}) uses its segments, so that a second one would not start beside it"
     if refusal:
         yield (
             f"warning: a restart that keeps pages would be refused: the segments of the running daemon {refusal};"
-            " stop and start instead, which writes unwritten pages to disk if there is a disk tier"
+            f" {instead}"
         )
 
 

@@ -27,7 +27,7 @@ _MEANINGS = {
     Exit.USAGE: "invalid usage or configuration",
     Exit.UNREACHABLE: "the daemon cannot be reached",
     Exit.REFUSED: "the daemon refused to start",
-    Exit.UNFIT: "the daemon refused to start: what an earlier one left in memory is incompatible",
+    Exit.UNFIT: "the daemon refused to start: what an earlier one left is incompatible",
 }
 
 

@@ -62,7 +62,7 @@ class DiskOptions(Section, frozen=True, kw_only=True):
         StoreName,
         choice_setting(
             "Where the bytes of pages lie: in files beside LMDB, past the page cache (files), or in LMDB (lmdb)."
-            " A change empties the tier.",
+            " A change needs an empty tier, or --fresh.",
             "files",
             "lmdb",
         ),
@@ -71,7 +71,7 @@ class DiskOptions(Section, frozen=True, kw_only=True):
         Compress,
         choice_setting(
             "Compress pages without loss (on): a third more of bfloat16 fits. It needs disk.store = files, and cores to"
-            " spare. A change empties the tier.",
+            " spare. A change needs an empty tier, or --fresh.",
             "off",
             "on",
         ),

@@ -35,6 +35,8 @@ AT_ONCE: Final = frozenset(
     }
 )
 RESIZABLE: Final = ("disk.size", "evict.free")
+WITH_NEW_MEMORY: Final = frozenset({"arena.size", "arena.frame_size", "index.entries"})
+"""The settings of which a restart is refused while memory has pages: it keeps the memory."""
 _WITH_A_RESTART: Final = "only a restart of the daemon adds or removes a disk tier"
 
 
@@ -46,7 +48,10 @@ class Changes(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         done = f"changed: {', '.join(self.done)}" if self.done else "nothing changed"
-        return f"{done}; only a restart changes {', '.join(self.later)}" if self.later else done
+        restart = ", ".join(path for path in self.later if path not in WITH_NEW_MEMORY)
+        stop = ", ".join(path for path in self.later if path in WITH_NEW_MEMORY)
+        later = (restart and f"only a restart changes {restart}", stop and f"only a stop and a start change {stop}")
+        return "; ".join(filter(None, (done, *later)))
 
 
 class LiveSettings:
@@ -138,7 +143,8 @@ class LiveSettings:
         asked = value_of(self._asked, field)
         if asked == value_of(self.config, field):
             return location
-        return f"the start of this daemon; {field.setting.show(asked) or '(none)'} after a restart ({location})"
+        when = "a stop and a start" if field.path in WITH_NEW_MEMORY else "a restart"
+        return f"the start of this daemon; {field.setting.show(asked) or '(none)'} after {when} ({location})"
 
 
 def _as_changed(field: Field, config: Config, notes: Mapping[str, str]) -> str:

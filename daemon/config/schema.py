@@ -52,9 +52,12 @@ class ArenaOptions(Section, frozen=True, kw_only=True):
             "Size of the arena, rounded down to whole frames; 25%: a quarter of this host's memory.", LEAST_FRAME_BYTES
         ),
     ] = 1 << 30
-    frame_size: Annotated[int, frame_setting("Size of a frame: a power of two, no larger than a page.")] = (
-        DEFAULT_FRAME_BYTES
-    )
+    frame_size: Annotated[
+        int,
+        frame_setting(
+            "Size of a frame: a power of two, no larger than a page. A change needs an empty disk tier, or --fresh."
+        ),
+    ] = DEFAULT_FRAME_BYTES
     prefault: Annotated[
         Literal["populate", "lazy"],
         choice_setting("Allocate all memory at the start, or when a page first needs it.", "populate", "lazy"),

@@ -17,6 +17,8 @@ from pagetier.tiers.base import TierState
 
 log = logging.getLogger("pagetierd.disk")
 
+_REBUILT = "rebuilt empty"  # begins what a worker says of a tier of which it has dropped pages
+
 
 class DeviceStatus:
     """The status of a device. On the loop's thread only.
@@ -61,7 +63,9 @@ class DeviceStatus:
         """Logs that the device is open, so many seconds after its worker was started."""
         self._down = ""
         usage, frame = self._owner.disk_device(self._number), self._owner.header().frame_bytes
-        log.info(
+        emptied = self.report.opened.startswith(_REBUILT)
+        log.log(
+            logging.WARNING if emptied else logging.INFO,
             "disk tier in %s: %s, %s of %s in %s frames (cap %s), %s; ready after %.2f s",
             options.path,
             counted(usage.pages, "page"),

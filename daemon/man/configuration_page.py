@@ -9,7 +9,7 @@ import msgspec
 
 from pagetier.daemon.config.cli_options import table_subject
 from pagetier.daemon.config.fields import Field, fields
-from pagetier.daemon.config.live_settings import AT_ONCE
+from pagetier.daemon.config.live_settings import AT_ONCE, WITH_NEW_MEMORY
 
 _HEAD = """\
 # Configuration
@@ -42,8 +42,9 @@ its restart.
 | SHARE | a number from 0 to below 1, or a percentage: 0.1, 10% |
 | MODE | an octal string |
 
-A setting with "reload" changes at `systemctl reload pagetierd` (SIGHUP). All others wait for a
-restart, and the log names them.
+A setting with "reload" changes at `systemctl reload pagetierd` (SIGHUP). The others wait for a
+restart, those with "stop" for a stop and a start, since a restart keeps the memory; the log names
+them.
 """
 _QUOTAS = """
 ## Quotas
@@ -109,7 +110,7 @@ def _cells(field: Field) -> Iterator[str]:
     yield f"`{field.path}`"
     yield field.setting.metavar
     yield _default(field)
-    yield "reload" if field.path in AT_ONCE else "restart"
+    yield "reload" if field.path in AT_ONCE else "stop" if field.path in WITH_NEW_MEMORY else "restart"
     yield field.setting.help
 
 

@@ -116,7 +116,7 @@ _UNITS = """A size is a number of bytes, or a number with a unit: K, M, G, T, P 
 number from 0 to below 1, or a percentage. A mode is an octal string."""
 
 _RELOADED = """SIGHUP (`systemctl reload pagetierd`) reloads the configuration. These settings change at once, all
-others after a restart, which the log says: """
+others after a restart or a stop and a start, which the log says: """
 _TAKEN_AWAY = """Removing a user or group from `access` does not disconnect its engines and observers: they keep their
 connection until they close it, and the memory until their process ends. To revoke access at once, end the process."""
 

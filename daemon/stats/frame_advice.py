@@ -9,7 +9,7 @@ from pagetier.shm.units import format_size, spell_size
 
 _LEAST_PAGES: Final = 16  # of fewer pages the mean says little
 _LEAST_FILL: Final = 0.75
-_EMPTIES: Final = "a restart with it empties memory and the disk tier"
+_HOW: Final = "stop, then start with it and --fresh, which empties memory and the disk tier"
 
 
 def pages_that_fit(frames: int, own: tuple[int, int], other: tuple[int, int]) -> int | None:
@@ -52,7 +52,7 @@ def frame_advice(pages: int, nbytes: int, used: int) -> str:
     if _taken(mean, fits) * pages >= used:
         return ""
     taken = f"{format_size(used)} of frames hold {format_size(nbytes)} of pages"
-    return f'{taken}: arena.frame_size = "{spell_size(fits)}" fits better, and {_EMPTIES}'
+    return f'{taken}: arena.frame_size = "{spell_size(fits)}" fits better: {_HOW}'
 
 
 def _wastes(nbytes: int, used: int) -> bool:

@@ -29,7 +29,7 @@ from running_daemon import RunningDaemon
 
 # Imported before the process becomes another user, which may be unable to read them.
 _LATE = (
-    "from pagetier.daemon import disk_check, sockets_check;"
+    "from pagetier.daemon import disk_check, sockets_check, unreadable_pages;"
     " from pagetier.tiers.disk import file_system, recovery, store_folder"
 )
 CHECK_AS_NOBODY = f"{_LATE}; {AS_NOBODY}"
@@ -239,6 +239,8 @@ def test_pages_left_in_another_arena_fail_as_at_the_start(
     with_disk = sets(f"disk.path={left.folder.name}/disk", "disk.size=64MiB")
     advised = pagetierd(*arguments(left, *other), *with_disk, "--check").reported
     way = f"start once with {have} and stop, which writes unwritten pages to disk"
+    if "frame_size" in have:
+        way = "set the former value to keep them, since the new one loses what is in memory and on disk"
     assert way in advised and way in pagetierd(*arguments(left, *other), *with_disk).text
     assert pagetierd(*arguments(left), "--check").code == Exit.OK
 
@@ -273,6 +275,8 @@ def test_a_restart_into_another_arena_is_a_warning_beside_the_running_daemon(dae
     assert f"note: a daemon of this name (PID {daemon.pid}) uses its segments" in checked.text
     assert "warning: a restart that keeps pages would be refused" in checked.text
     assert "have arena.size = 16MiB; the configuration asks for arena.size = 32MiB; stop and start" in checked.text
+    other_frames = pagetierd(*arguments(daemon, "--set", "arena.frame_size=128KiB"), "--check").text
+    assert "arena.frame_size = 128KiB; stop, then start with --fresh, which loses what is in memory" in other_frames
     assert "warning" not in pagetierd(*arguments(daemon), "--check").text
 
 
@@ -401,28 +405,50 @@ def test_the_folder_of_the_running_daemon_is_no_warning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("made_with", "now", "words"),
     [
-        ({}, {"arena.frame_size": "1MiB"}, "has frames of 64KiB: a start with arena.frame_size = 1MiB"),
-        ({}, {"disk.store": "lmdb"}, "has disk.store = files: a start with disk.store = lmdb"),
-        ({}, {"disk.compress": "on"}, "has disk.compress = off: a start with disk.compress = on"),
+        ({}, {"arena.frame_size": "1MiB"}, "arena.frame_size = 64KiB, not arena.frame_size = 1MiB"),
+        ({}, {"disk.store": "lmdb"}, "disk.store = files, not disk.store = lmdb"),
+        ({"disk.store": "lmdb"}, {"disk.store": "files"}, "disk.store = lmdb, not disk.store = files"),
+        ({}, {"disk.compress": "on"}, "disk.compress = off, not disk.compress = on"),
         (
             {"disk.compress": "on"},
             {"disk.compress": "on", "arena.frame_size": "1MiB"},
-            "has slots of 16KiB: a start with arena.frame_size = 1MiB",
+            "slots of 16KiB, not arena.frame_size = 1MiB",
         ),
     ],
 )
-def test_settings_that_empty_the_disk_tier_are_a_warning_as_the_start_finds(
+def test_settings_that_would_lose_pages_on_disk_fail_as_the_start_does(
     made_with: dict[str, str], now: dict[str, str], words: str, tmp_path: Path
 ) -> None:
     disk = {"disk.path": f"{tmp_path}/disk", "disk.size": "64MiB"}
     with RunningDaemon("16MiB", "64KiB", *settings({**disk, **made_with})) as daemon:
         daemon.wait_disk_open()
-    own = {"arena.size": "16MiB", "arena.frame_size": "64KiB", **disk, "socket": f"{tmp_path}/s"}
-    assert "empties" not in warnings({**own, **made_with})
-    assert f"warning: the disk tier in {tmp_path}/disk {words} empties it" in warnings({**own, **now})
-    with RunningDaemon("16MiB", "64KiB", *settings({**disk, **now})) as daemon:
+        assert pagetierd(*arguments(daemon, *settings({**disk, **now})), "--check").text.count("--fresh") == 0, "empty"
+        fill(daemon)
+        daemon.until_written()
+        beside = pagetierd(*arguments(daemon, *settings({**disk, **now})), "--check")
+        found = f"the disk tier in {tmp_path}/disk has 3 pages with {words}: "
+        assert beside.code == Exit.OK and f"warning: {found}a start is refused: set the former value" in beside.text
+        daemon.stop()
+        checked, started = (
+            pagetierd(*arguments(daemon, *settings({**disk, **now})), *more) for more in (["--check"], [])
+        )
+        assert (checked.code, started.code) == (Exit.UNFIT, Exit.UNFIT), checked.text + started.text
+        assert checked.reported == started.reported and checked.reported.startswith(found), checked.text
+        assert "set the former value" in started.reported and "start once with --fresh" in started.reported
+        assert daemon.leftovers() == []
+        daemon.start(*settings({**disk, **made_with}))
         daemon.wait_disk_open()
-        assert "rebuilt empty" in daemon.snapshot().disk.devices[0].opened
+        assert daemon.header().disk_pages == 3, "what was refused is still there"
+        daemon.stop()
+        emptying = pagetierd(*arguments(daemon, *settings({**disk, **now})), "--check", "--fresh")
+        assert emptying.code == Exit.OK and f"warning: {found}--fresh discards them" in emptying.text
+        daemon.start(*settings({**disk, **now}), "--fresh")
+        daemon.wait_disk_open()
+        assert daemon.header().disk_pages == 0
+        logged = daemon.log.read_text()
+        assert f"{found}--fresh discards them" in logged
+        assert re.search(r"level=warning name=pagetierd.disk event=disk_open .*rebuilt empty", logged), logged
+        assert pagetierd(*arguments(daemon, *settings({**disk, **now})), "--check").text.count("--fresh") == 0
 
 
 def settings(given: dict[str, str]) -> list[str]:

@@ -18,7 +18,7 @@ def test_a_reload_applies_the_settings_that_can_change(world: ServiceWorld) -> N
         (line,) = (line for line in world.log().splitlines() if "event=reloaded" in line)
         assert "disk.size = 32MiB" in line
         assert "log.level = debug" in line
-        assert "only a restart changes arena.size" in line
+        assert "only a stop and a start change arena.size" in line
         world.soon(lambda: world.stats()["disk"]["cap"] == 32 << 20, "the size of the disk did not change")
         assert world.show("ActiveState") == "active"
         assert engine.now().hits == PAGES

@@ -95,6 +95,7 @@ _CHARGE_ADVICE = (
 _REFUSED = "a restart with it fails while pages are in memory"
 _RECREATED = "a restart with it creates new segments, since memory has no pages now; it fails once there are some"
 _ONCE_CONFIGURED = ", once this configuration has that disk.size: it has less than the running daemon"
+_DROPS_DISK = "; with pages on disk that start needs --fresh, which discards them, too"
 _DROPS = "a stop and a start (systemctl stop, systemctl start) discard what is in memory"
 
 
@@ -107,7 +108,7 @@ def check_daemon(daemon: Daemon, config: Config) -> Iterator[Result]:
     yield ok("daemon", f"answers: {snapshot.daemon.build}, {phase}, {has}, {counted(clients, 'client')}")
     have = Geometry.of(daemon.observer.header())
     if not serves(have, config):
-        lost = ", and empty the disk tier" if _empties_disk(snapshot, have, config) else ""
+        lost = _DROPS_DISK if _empties_disk(snapshot, have, config) else ""
         differ = f"has {_described(have)}, this configuration asks for {_described(geometry_of(config))}"
         yield warning("restart", f"the daemon {differ}: {_REFUSED if memory.pages else _RECREATED}; {_DROPS}{lost}")
     elif short := short_index(have, larger := _with_disk_of(snapshot, config)):

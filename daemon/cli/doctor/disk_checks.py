@@ -14,7 +14,6 @@ from pagetier.daemon.cli.tier_text import at_opening, synced
 from pagetier.daemon.config.disk_capacity import device_capacity_text
 from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.config.schema import Config
-from pagetier.daemon.disk_check import why_emptied
 from pagetier.daemon.host.disk_space import DiskSpace, space_seen
 from pagetier.daemon.host.folders import existing_folder, why_no_folder
 from pagetier.daemon.host.host import Host
@@ -22,6 +21,7 @@ from pagetier.daemon.host.mounts import VOLATILE, mount_of
 from pagetier.daemon.stats.snapshot import Snapshot
 from pagetier.daemon.status.disk_report import DeviceReport, DiskReport, Standing
 from pagetier.daemon.status.phase import Phase
+from pagetier.daemon.unreadable_pages import REMEDY, unreadable_pages
 from pagetier.shm.units import counted, format_size, spell_size
 from pagetier.tiers.capacity import fits_a_frame
 from pagetier.tiers.disk_folder import folder_remedy
@@ -97,8 +97,8 @@ def check_disk(config: Config, host: Host, snapshot: Snapshot | None) -> Iterato
 def _check_device(device: DeviceOptions, frame: int, report: DeviceReport | None, host: Host) -> Iterator[Result]:
     yield _file_system(device.path, host)
     yield _room(device, frame, _space(device.path, report, host))
-    if why := why_emptied(device, frame):
-        yield warning("disk pages", why)
+    if why := unreadable_pages(device, frame):
+        yield (problem if report is None else warning)("disk pages", f"{why}: {REMEDY}")
 
 
 def _standing_of(snapshot: Snapshot) -> Iterator[Result]:

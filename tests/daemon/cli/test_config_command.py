@@ -107,7 +107,7 @@ def test_frames_that_are_far_too_large_are_reported(daemon: RunningDaemon) -> No
         daemon.until_written()
         pagetier("flush", daemon, "--all", "--yes")
         client.store(namespace(lora="tiny").keys(range(16 * 20)), [bytes(5000)] * 20)
-    advice = 'arena.frame_size = "4KiB" fits better, and a restart with it empties memory and the disk tier'
+    advice = 'arena.frame_size = "4KiB" fits better: stop, then start with it and --fresh, which empties memory and the'
     assert advice in " ".join(pagetier("stats", daemon).output.split())
     assert advice in pagetier("doctor", daemon).output
     daemon.until_written()

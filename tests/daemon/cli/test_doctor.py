@@ -214,20 +214,26 @@ def test_a_restart_that_would_fail_is_a_warning(tmp_path: Path) -> None:
             assert "a restart with it fails while pages are in memory" in found
 
 
-def test_a_frame_size_that_empties_the_disk_tier_is_a_warning(tmp_path: Path) -> None:
+def test_a_frame_size_that_would_lose_pages_on_disk_is_a_warning_and_without_a_daemon_a_problem(tmp_path: Path) -> None:
     disk = f'[disk]\npath = "{tmp_path}/disk"\nsize = "64MiB"\n'
     other, moved = tmp_path / "other.toml", tmp_path / "moved.toml"
     other.write_text(f'[arena]\nframe_size = "1MiB"\n{disk}')
     moved.write_text(other.read_text().replace("/disk", "/elsewhere"))
     with RunningDaemon("16MiB", "64KiB", "--set", f"disk.path={tmp_path}/disk", "--set", "disk.size=64MiB") as daemon:
         daemon.wait_disk_open()
+        assert "disk pages" not in lines_of(daemon.pagetier("doctor", "--config", str(other))), "it has none"
+        fill(daemon)
+        daemon.until_written()
         found = lines_of(daemon.pagetier("doctor", "--config", str(other)))
-        assert found["restart"].endswith("discard what is in memory, and empty the disk tier")
-        emptied = f"the disk tier in {tmp_path}/disk has frames of 64KiB: a start with arena.frame_size = 1MiB empties"
-        assert found["disk pages"] == f"warning: {emptied} it"
+        assert found["restart"].endswith("with pages on disk that start needs --fresh, which discards them, too")
+        settings = "3 pages with arena.frame_size = 64KiB, not arena.frame_size = 1MiB: a start is refused: "
+        lost = f"the disk tier in {tmp_path}/disk has {settings}"
+        assert found["disk pages"].startswith(f"warning: {lost}") and "--fresh" in found["disk pages"]
         elsewhere = lines_of(daemon.pagetier("doctor", "--config", str(moved)))
         assert elsewhere["restart"].endswith("discard what is in memory") and "disk pages" not in elsewhere
         assert "disk pages" not in lines_of(daemon.pagetier("doctor"))
+        daemon.stop()
+        assert lines_of(daemon.pagetier("doctor", "--config", str(other)))["disk pages"].startswith(f"problem: {lost}")
 
 
 def test_a_folder_that_the_service_cannot_write_to_is_a_problem(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_live_settings_change_and_the_others_are_named() -> None:
     )
     changes = in_force.take(wanted)
     assert changes == Changes(("access.users = 7", "log.level = debug"), ("name", "arena.size"))
-    assert str(changes).endswith("only a restart changes name, arena.size")
+    assert str(changes).endswith("only a restart changes name; only a stop and a start change arena.size")
     assert (in_force.config.name, in_force.config.arena, in_force.config.log.level) == (
         "pagetier",
         ArenaOptions(),

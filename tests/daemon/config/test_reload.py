@@ -49,7 +49,7 @@ def resize(disk: DiskDaemon, mib: int) -> str:
 
 def test_sighup_reloads_the_file(daemon: RunningDaemon) -> None:
     reported = daemon.reload('[log]\nlevel = "warning"\n[index]\nentries = 256\n')
-    assert "log.level = warning; only a restart changes index.entries" in reported
+    assert "log.level = warning; only a stop and a start change index.entries" in reported
     with daemon.client():
         pass
     assert "level=info name=pagetierd event=stopped" not in daemon.log.read_text()

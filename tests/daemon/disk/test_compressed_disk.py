@@ -150,13 +150,13 @@ def test_pages_that_cannot_be_compressed_are_stored_as_they_are(tmp_path: Path) 
         assert header.disk_pages == header.disk_used_frames == 2 * FRAMES
 
 
-def test_a_change_of_the_setting_empties_the_tier_and_says_so(tmp_path: Path) -> None:
+def test_a_change_of_the_setting_with_fresh_empties_the_tier_and_says_so(tmp_path: Path) -> None:
     with compressing(tmp_path / "disk") as daemon, daemon.client() as client:
         store_all(daemon, client, range(2))
-    with DiskDaemon(FRAMES, str(SIZE), disk=tmp_path / "disk") as daemon:
+    with DiskDaemon(FRAMES, str(SIZE), "--fresh", disk=tmp_path / "disk") as daemon:
         assert "rebuilt empty: compressed pages are there, and disk.compress is off" in daemon.report().opened
         daemon.fill(4)
-    with compressing(tmp_path / "disk") as daemon:
+    with compressing(tmp_path / "disk", SIZE, "--fresh") as daemon:
         assert "rebuilt empty: pages are not compressed there, and disk.compress is on" in daemon.report().opened
 
 

@@ -87,7 +87,7 @@ def test_a_file_truncated_while_it_is_open_is_rebuilt() -> None:
 def test_another_size_of_frames_rebuilds_it() -> None:
     with DiskDaemon(FRAMES) as daemon:
         daemon.close_with(8)
-        daemon.open("--set", "arena.frame_size=32KiB")
+        daemon.open("--set", "arena.frame_size=32KiB", "--fresh")
         assert "rebuilt empty: frame bytes was 65536, is 32768" in daemon.report().opened
 
 

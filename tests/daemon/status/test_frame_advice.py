@@ -40,6 +40,12 @@ def test_frames_that_are_filled_to_three_quarters_are_kept(page_bytes: int) -> N
     assert not advice(page_bytes)
 
 
+def test_the_advice_is_a_stop_and_a_start_since_a_restart_with_other_frames_is_refused() -> None:
+    said = advice(64 * KIB)
+    assert said.endswith("stop, then start with it and --fresh, which empties memory and the disk tier")
+    assert "restart" not in said
+
+
 def test_of_few_pages_nothing_is_said() -> None:
     assert advice(64 * KIB, pages=16) and not advice(64 * KIB, pages=15)
 
