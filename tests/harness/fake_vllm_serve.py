@@ -73,9 +73,20 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"data: " + json.dumps(content).encode() + b"\n\n")
 
 
+# As vLLM reports an error of its engine: its server ends after it, with an error that does not say why.
+_FAILED = (
+    """(EngineCore pid=7) ERROR 11-30 02:58:00 [core.py:700] Traceback (most recent call last):
+(EngineCore pid=7) ERROR 11-30 02:58:00 [core.py:700] ValueError: this model does not exist
+(EngineCore pid=7) ValueError: this model does not exist
+"""
+    + "(APIServer pid=5)   File ...\n" * 20
+    + "(APIServer pid=5) RuntimeError: Engine core initialization failed"
+)
+
+
 def main() -> None:
     if "--ends" in sys.argv:
-        sys.exit("this model does not exist")
+        sys.exit(_FAILED)
     if "--child" in sys.argv:
         subprocess.Popen([sys.executable, "-c", _CHILD])
     port = int(sys.argv[sys.argv.index("--port") + 1])

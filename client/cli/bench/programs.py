@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +21,11 @@ from pagetier.shm.exit_codes import Exit
 
 _PAUSE_S: Final = 0.05
 _LOG_LINES: Final = 12
+_ERRORS: Final = 5
+# The last line of a traceback, with what vLLM writes before it: the process, and the level, time and place. The cause
+# is often that of another process than the one that ends last.
+_BEFORE: Final = r"(?:\([^)]*\) )?(?:[A-Z]+ [-\d]+ [:\d]+ \[[^]]*\] )?"
+_EXCEPTION: Final = re.compile(_BEFORE + r"([A-Za-z_][\w.]*(?:Error|Exception)\b: .*)")
 
 # If this process is killed, the kernel sends the program the signal by which it stops (prctl 1 is PR_SET_PDEATHSIG),
 # which lasts beyond exec. The parent may have ended before that.
@@ -111,9 +118,18 @@ class Program:
             clock.sleep(_PAUSE_S)
 
     def error(self, message: str) -> BenchmarkError:
-        """Returns an error with the end of the program's output."""
-        lines = self.log_text.splitlines()[-_LOG_LINES:]
-        return BenchmarkError("\n".join([f"{message}; the end of its output:", *(f"  {line}" for line in lines)]))
+        """Returns an error with the exceptions in the program's output, its end, and a file that keeps all of it."""
+        lines = self.log_text.splitlines()
+        raised = dict.fromkeys(found[1] for line in lines if (found := _EXCEPTION.match(line)))
+        shown = [("the errors in its output", [*raised][-_ERRORS:]), ("the end of its output", lines[-_LOG_LINES:])]
+        parts = (f"{title}:\n" + "\n".join(f"  {line}" for line in part) for title, part in shown if part)
+        return BenchmarkError("\n".join([f"{message}; its whole output is in {self._kept_log()}", *parts]))
+
+    def _kept_log(self) -> Path:
+        """Returns a copy of the log. The log itself is removed with the benchmark's other files."""
+        descriptor, name = tempfile.mkstemp(prefix=f"pagetier-bench-{self._name}-", suffix=".log")
+        os.close(descriptor)
+        return Path(shutil.copyfile(self._log, name))
 
     def stop(self) -> bool:
         """Ends the program and what it has started. Returns whether the program ended by itself when it was asked."""

@@ -190,10 +190,19 @@ def test_what_cannot_work_is_refused_before_anything_starts(host: Host, tmp_path
     assert done.returncode == 2 and "there is no program vllm in" in done.stderr and "install vLLM" in done.stderr
 
 
-def test_a_server_that_does_not_start_is_reported_with_its_output(host: Host) -> None:
+def test_a_server_that_does_not_start_is_reported_with_its_errors_and_its_output(host: Host) -> None:
     done = host.run(*SMALL, "--", "--ends")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "vllm ended with exit code 1" in done.stderr and "this model does not exist" in done.stderr
+    (log,) = host.temporary.iterdir()
+    assert f"vllm ended with exit code 1; its whole output is in {log}\n" in done.stderr
+    errors, _, end = done.stderr.partition("the end of its output:\n")
+    assert errors.endswith(
+        "the errors in its output:\n  ValueError: this model does not exist\n"
+        "  RuntimeError: Engine core initialization failed\n"
+    )
+    assert end.count("File ...") == 11
+    assert log.read_text().count("File ...") == 20
+    log.unlink()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
