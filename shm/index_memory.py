@@ -17,7 +17,8 @@ _MOST_THREADS: Final = 16  # as many saturate a memory bus with clearing
 def populate_index(owner: Owner, geometry: Geometry) -> None:
     """Allocates the index without the ring of events, whose memory is allocated for the first reader.
 
-    Raises ShmError if memory is short; no thread allocates any more then.
+    Raises:
+        ShmError: Memory is short. No thread allocates any more.
     """
     shares = share_count(sum(geometry.sizes[:2]))
 

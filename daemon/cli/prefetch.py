@@ -66,8 +66,7 @@ def prefetch(
     usage; 3: no daemon.
     """
     with daemon_at(socket, Rights.ATTACH) as daemon:
-        if PREFETCH not in daemon.extras:
-            raise click.ClickException("this daemon is of an earlier version, which reads nothing ahead: restart it")
+        _require_prefetch(daemon)
         if keys_file is None and tokens_file is None:
             outcome = _read_namespaces(daemon, namespace, timeout)
         else:
@@ -75,6 +74,16 @@ def prefetch(
             outcome = _read_prompt(daemon, keys, timeout, _ABSENT if tokens_file is None else no_chain(space))
     text = f"{counted(outcome.read, 'page')} read: {outcome.in_memory:,} of {counted(outcome.pages, 'page')} in memory"
     click.echo(msgspec.json.encode(outcome) if show else text)
+    _end(outcome)
+
+
+def _require_prefetch(daemon: Daemon) -> None:
+    if PREFETCH not in daemon.extras:
+        raise click.ClickException("this daemon is of an earlier version, which reads nothing ahead: restart it")
+
+
+def _end(outcome: PrefetchOutcome) -> None:
+    """Fails if some pages are not in memory."""
     if outcome.reason:
         raise click.ClickException(outcome.reason)
 
