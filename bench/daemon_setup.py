@@ -23,7 +23,13 @@ _START_S = 120.0
 class Stage:
     """Runs `pagetierd` with the given arguments and environment variables while the context lasts."""
 
-    PROGRAM = "from pagetier.daemon.start import start; start()"
+    PROGRAM = """
+try:
+    from pagetier.daemon.start import start
+except ImportError:  # make compare runs older commits, too
+    from pagetier.daemon.main import main as start
+start()
+"""
 
     def __init__(self, *arguments: str, **environment: str) -> None:
         self.name = f"pagetier-bench-{secrets.token_hex(4)}"
