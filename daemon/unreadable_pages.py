@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -57,7 +58,7 @@ def unreadable_pages(device: DeviceOptions, frame_bytes: int) -> str:
         differ = [] if state is None else list(_differences(state, device, frame_bytes))
         if differ and (pages := _pages_in(device.path)):
             have, wanted = (", ".join(each) for each in zip(*differ, strict=True))
-            return f"the disk tier in {device.path} has {counted(pages, 'page')} with {have}, not {wanted}"
+            return f"the disk tier in {device.path} has {pages} with {have}, not {wanted}"
     return ""
 
 
@@ -74,18 +75,40 @@ def _differences(state: State, device: DeviceOptions, frame_bytes: int) -> Itera
         yield f"{unit} {spell_size(state.frame_bytes)}", f"arena.frame_size = {spell_size(frame_bytes)}"
 
 
-def _pages_in(folder: Path) -> int:
-    """Returns how many pages there are in the environments of a folder that can be read. Raises OSError."""
+def _pages_in(folder: Path) -> str:
+    """Returns the pages in the environments of a folder in words; "" if there are none. Raises OSError."""
+    from pagetier.tiers.disk.file_system import DATA, numbered_folders
+
+    counts = [_count(path / DATA) for path in numbered_folders(folder) if _is_ours(path / DATA)]
+    if None in counts:
+        return "pages that cannot be counted"
+    pages = sum(count or 0 for count in counts)
+    return counted(pages, "page") if pages else ""
+
+
+def _is_ours(data: Path) -> bool:
+    """Returns whether a file may be opened. What another user made is refused when the tier is opened."""
+    with suppress(FileNotFoundError):
+        found = data.lstat()
+        return stat.S_ISREG(found.st_mode) and found.st_uid in (0, os.geteuid())
+    return False
+
+
+def _count(data: Path) -> int | None:
+    """Returns how many pages there are in an environment; None if it cannot be read."""
     import lmdb  # only where a setting was changed
 
-    from pagetier.tiers.disk.file_system import DATA, numbered_folders
     from pagetier.tiers.disk.recovery import shortened
 
-    pages = 0
-    for environment in [path for path in numbered_folders(folder) if not shortened(path)]:
-        with suppress(lmdb.Error), _read_only(environment / DATA) as env, env.begin() as txn:
-            pages += txn.stat(env.open_db(b"pages", txn, create=False))["entries"]
-    return pages
+    try:
+        if shortened(data.parent):
+            return 0
+        with _read_only(data) as env, env.begin() as txn:
+            return int(txn.stat(env.open_db(b"pages", txn, create=False))["entries"])
+    except (PermissionError, lmdb.NotFoundError):
+        return 0
+    except (OSError, lmdb.Error):
+        return None
 
 
 def _read_only(data: Path) -> lmdb.Environment:

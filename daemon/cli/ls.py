@@ -76,12 +76,16 @@ def ls(socket: Path, namespace: str | None, named: str | None, most: int, show: 
     with daemon_at(socket) as daemon:
         incomplete = why_unlisted(read_status(daemon.observer).disk, daemon.extras)
         if wanted is None:
-            _print_namespaces(_namespaces(daemon.observer, most), show, incomplete)
+            namespaces = _namespaces(daemon.observer, most + 1)
+            _print_namespaces(namespaces[:most], show, incomplete)
+            _print_rest(len(namespaces), most, show)
         else:
             from pagetier.daemon.stats.prefixes import largest_prefixes
 
             space = named_space(daemon.observer, wanted)
-            _print_prefixes(largest_prefixes(daemon.observer, space.number, most), show, incomplete)
+            prefixes = largest_prefixes(daemon.observer, space.number, most + 1)
+            _print_prefixes(prefixes[:most], show, incomplete)
+            _print_rest(len(prefixes), most, show)
 
 
 def _one_of(namespace: str | None, named: str | None) -> str | None:
@@ -169,6 +173,11 @@ def _print_prefixes(found: Sequence[Prefix], show: str | None, incomplete: str) 
         for each in shown
     ]
     _print(shown, ("first page", "pages", "bytes", "in memory", "on disk", "last used"), rows, show, incomplete)
+
+
+def _print_rest(found: int, most: int, show: str | None) -> None:
+    if found > most and not show:
+        click.echo(f"only the largest {most:,} are shown: --most shows more", err=True)
 
 
 def _at_most(ago: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from pagetier.shm.log_format import event
+from pagetier.shm.units import counted
 
 
 class ConfigError(Exception):
@@ -72,4 +73,4 @@ class Mistakes:
             raise last
         # The caller may add what helps against the last one.
         lines = (*warnings, *map(str, others), str(last))
-        raise type(last)("\n  ".join((f"{len(self._found)} mistakes:", *lines))) from last
+        raise type(last)("\n  ".join((f"{counted(len(self._found), 'mistake')}:", *lines))) from last

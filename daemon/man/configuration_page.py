@@ -33,7 +33,7 @@ or an invalid value is an error that names its place; all of them are named at o
 none, it also fails where a start by this user on this host would, with its exit code, and again
 names all reasons; what a start would overcome, such as a folder that the disk tier cannot use, is a
 warning. What the running daemon of the same name uses counts as free, so that the check can precede
-its restart.
+its restart; pages that a restart would refuse are warnings then.
 
 | type | values |
 | -- | -- |

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
-from pagetier.daemon.unreadable_pages import in_child
+import lmdb
+import msgspec
+import pytest
+
+from pagetier.daemon.config.disk_options import DeviceOptions
+from pagetier.daemon.unreadable_pages import in_child, unreadable_pages
+from pagetier.tiers.disk.recovery import State
 
 
 def test_the_answer_is_that_of_the_function() -> None:
@@ -22,3 +29,21 @@ def test_a_disk_that_hangs_keeps_no_start_waiting() -> None:
     finally:
         os.close(reader)
         os.close(writer)
+
+
+def test_a_file_that_would_make_a_reader_wait_is_not_opened_and_one_that_cannot_be_read_may_have_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = State(format=2, frame_bytes=4096, environments=2, boot="", clean=True, store="files")
+    (tmp_path / "state").write_bytes(msgspec.json.encode(state))
+    device = DeviceOptions(tmp_path, 1 << 30, 2, "files")
+    (tmp_path / "0").mkdir()
+    os.mkfifo(tmp_path / "0" / "data.mdb")
+    assert unreadable_pages(device, 65536) == ""
+    (tmp_path / "1").mkdir()
+    with lmdb.open(str(tmp_path / "1"), max_dbs=2) as env, env.begin(write=True) as txn:
+        txn.put(b"key", b"value", db=env.open_db(b"pages", txn))
+    had = f"the disk tier in {tmp_path} has {{}} with arena.frame_size = 4KiB, not arena.frame_size = 64KiB"
+    assert unreadable_pages(device, 65536) == had.format("1 page")
+    monkeypatch.setattr(lmdb, "open", lambda *_, **__: os.fstat(-1))
+    assert unreadable_pages(device, 65536) == had.format("pages that cannot be counted")

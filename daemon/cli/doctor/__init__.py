@@ -21,6 +21,7 @@ from pagetier.daemon.cli.doctor.daemon_checks import (
     check_folder,
     check_leftovers,
     check_socket,
+    unreachable,
 )
 from pagetier.daemon.cli.doctor.disk_checks import check_disk
 from pagetier.daemon.cli.doctor.fleet_checks import check_fleet, check_fleet_folder
@@ -33,7 +34,7 @@ from pagetier.daemon.cli.doctor.host_checks import (
     check_shared_memory,
     check_users,
 )
-from pagetier.daemon.cli.doctor.result import Level, Result, ok, problem
+from pagetier.daemon.cli.doctor.result import Level, Result, ok
 from pagetier.daemon.cli.doctor.write_check import check_write
 from pagetier.daemon.config.cli_options import NonEmptyPath
 from pagetier.daemon.config.live_settings import LiveSettings
@@ -142,7 +143,7 @@ def _check(config: Config, host: Host) -> Iterator[Result]:
             yield from check_fleet(config.remote, snapshot.fleet)
     except Unreachable as error:
         yield check_huge_pages(config, host, HugePageReport())
-        yield problem("daemon", error.message)
+        yield unreachable(error.message, config.name)
         yield check_room(config, host)
         yield from check_disk(config, host, None)
         yield from check_fleet(config.remote, FleetStatus())

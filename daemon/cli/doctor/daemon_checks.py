@@ -99,6 +99,15 @@ _DROPS_DISK = "; with pages on disk that start needs --fresh, which discards the
 _DROPS = "a stop and a start (systemctl stop, systemctl start) discard what is in memory"
 
 
+def unreachable(message: str, name: str) -> Result:
+    """Reports that no daemon answers at a socket, and a daemon of the same name that may have another socket."""
+    with suppress(OSError):
+        if pid := holder_of((_SHARED_MEMORY / f"{name}.index").lstat()):
+            other = f"process {pid} is a daemon of this name: name its socket with --socket, or set PAGETIER_SOCKET"
+            return problem("daemon", f"{message}; {other}")
+    return problem("daemon", message)
+
+
 def check_daemon(daemon: Daemon, config: Config) -> Iterator[Result]:
     """Checks a daemon that answers: its state, whether a restart keeps its pages, and the integrity of its index."""
     snapshot = take_snapshot(daemon.observer)

@@ -268,6 +268,14 @@ def test_an_observer_gets_all_checks_but_the_integrity() -> None:
     assert re.search(r"^\w+ problems?, \d+ warnings?$", output.splitlines()[-1])
 
 
+def test_a_daemon_that_listens_on_another_socket_is_named(tmp_path: Path) -> None:
+    arguments = ["doctor", "--socket", str(tmp_path / "none.sock")]
+    with RunningDaemon() as daemon:
+        output = CliRunner(env={"PAGETIER_NAME": daemon.name}).invoke(main, arguments).output
+        assert re.search(rf"^problem +daemon .*; process {daemon.pid} is a daemon of this name: ", output, re.MULTILINE)
+        assert "of this name" not in CliRunner(env={"PAGETIER_NAME": f"{daemon.name}-2"}).invoke(main, arguments).output
+
+
 def test_segments_of_another_format_are_a_warning() -> None:
     with RunningDaemon() as daemon:
         daemon.kill()

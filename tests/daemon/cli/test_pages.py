@@ -254,7 +254,9 @@ def test_the_largest_prefixes_of_a_namespace_are_listed(policy: str) -> None:
         else:
             assert sorted(count for _, count, _, _ in pages) == [2, 2, 3] and (first, 3, 3 * FRAME, 3) in pages
         assert 0 <= listed[0]["idle_seconds"] < 60
-        assert daemon.pagetier("pages", "ls", SPACE.name, "--most", "1").output.count("\n") == 2
+        *rows, rest = daemon.pagetier("pages", "ls", SPACE.name, "--most", "1").output.splitlines()
+        assert len(rows) == 2 and rest == "only the largest 1 are shown: --most shows more"
+        assert rest not in daemon.pagetier("pages", "ls", SPACE.name, "--most", str(len(listed))).output
         assert daemon.pagetier("pages", "ls", "other").exit_code == Exit.WRONG
         named = json.loads(daemon.pagetier("pages", "ls", "--namespace", SPACE.name, "--json").output)
         assert [each["key"] for each in named] == [each["key"] for each in listed]
