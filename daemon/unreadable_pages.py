@@ -69,9 +69,7 @@ def _differences(state: State, device: DeviceOptions, frame_bytes: int) -> Itera
         compress, unit, unit_bytes = "on", "slots of", slot_bytes_of(frame_bytes)
     if state.store != device.store:
         yield f"disk.store = {state.store}", f"disk.store = {device.store}"
-    if compress != device.compress:
-        yield f"disk.compress = {compress}", f"disk.compress = {device.compress}"
-    elif state.frame_bytes != unit_bytes:
+    if compress == device.compress and state.frame_bytes != unit_bytes:  # pages in memory survive another compression
         yield f"{unit} {spell_size(state.frame_bytes)}", f"arena.frame_size = {spell_size(frame_bytes)}"
 
 

@@ -71,7 +71,7 @@ class DiskOptions(Section, frozen=True, kw_only=True):
         Compress,
         choice_setting(
             "Compress pages without loss (on): a third more of bfloat16 fits. It needs disk.store = files, and cores to"
-            " spare. A change needs an empty tier, or --fresh.",
+            " spare. A change empties the tier.",
             "off",
             "on",
         ),

@@ -408,7 +408,6 @@ def test_the_folder_of_the_running_daemon_is_no_warning(tmp_path: Path) -> None:
         ({}, {"arena.frame_size": "1MiB"}, "arena.frame_size = 64KiB, not arena.frame_size = 1MiB"),
         ({}, {"disk.store": "lmdb"}, "disk.store = files, not disk.store = lmdb"),
         ({"disk.store": "lmdb"}, {"disk.store": "files"}, "disk.store = lmdb, not disk.store = files"),
-        ({}, {"disk.compress": "on"}, "disk.compress = off, not disk.compress = on"),
         (
             {"disk.compress": "on"},
             {"disk.compress": "on", "arena.frame_size": "1MiB"},
