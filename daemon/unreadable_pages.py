@@ -64,12 +64,12 @@ def unreadable_pages(device: DeviceOptions, frame_bytes: int) -> str:
 
 def _differences(state: State, device: DeviceOptions, frame_bytes: int) -> Iterator[tuple[str, str]]:
     """Yields what a folder was made with, where it is not what the configuration asks for, and the setting of that."""
-    compress, unit, unit_bytes = "off", "arena.frame_size =", frame_bytes
+    unit, unit_bytes = "arena.frame_size =", frame_bytes
     if state.format == _COMPRESSED_FORMAT:
-        compress, unit, unit_bytes = "on", "slots of", slot_bytes_of(frame_bytes)
+        unit, unit_bytes = "slots of", slot_bytes_of(frame_bytes)
     if state.store != device.store:
         yield f"disk.store = {state.store}", f"disk.store = {device.store}"
-    if compress == device.compress and state.frame_bytes != unit_bytes:  # pages in memory survive another compression
+    if state.frame_bytes != unit_bytes:  # another compression is no reason: pages in memory survive it
         yield f"{unit} {spell_size(state.frame_bytes)}", f"arena.frame_size = {spell_size(frame_bytes)}"
 
 
