@@ -15,6 +15,8 @@ BLOCKS: Final = (16, 64, 256)
 _FRAMES: Final = tuple(1 << shift for shift in range(16, 23))
 _ENOUGH: Final = 0.88
 _LEAST_FILL: Final = 0.75  # an arena that wastes more is remarked in the log
+_ENTRY_BYTES: Final = 315  # of index and lock words for each frame, docs/sizing.md
+_LARGEST_INDEX: Final = 0.0005  # of a disk
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -34,6 +36,11 @@ class Layout(msgspec.Struct, frozen=True):
     def fill(self) -> float:
         """The share of their frames that the pages fill."""
         return fill_of(self.groups, self.blocks, self.frame_bytes)
+
+    @property
+    def index_fits(self) -> bool:
+        """Whether the index over a disk takes at most 0.05 % of it."""
+        return _LARGEST_INDEX * self.frame_bytes >= _ENTRY_BYTES
 
     @property
     def kinds(self) -> list[Group]:
@@ -64,14 +71,15 @@ def fixed(ours: Layout) -> list[Layout]:
     """Returns the layouts that cost least among those with frames of another size, the best for a disk first.
 
     These are pages of one block in the largest frames that they fill to 88 %, and in the largest that they fill to
-    three quarters, and the chosen pages in larger frames and in much smaller ones.
+    three quarters, and the chosen pages in the largest of these frames, in the next larger, and in much smaller ones.
     """
     single = [msgspec.structs.replace(ours, blocks=1, frame_bytes=size) for size in reversed(_FRAMES)]
     full, loose = (next(one for one in single if one.fill >= least) for least in (_ENOUGH, _LEAST_FILL))
     sizes = [size for size in reversed(_FRAMES) if size != ours.frame_bytes]
     same = [msgspec.structs.replace(ours, frame_bytes=size) for size in sizes]
     larger = next(one for one in same if one.fill >= _LEAST_FILL)
-    return [one for one in dict.fromkeys((full, larger, loose, same[-1])) if one != ours]
+    twice = msgspec.structs.replace(ours, frame_bytes=2 * ours.frame_bytes)
+    return [one for one in dict.fromkeys((full, larger, loose, twice, same[-1])) if one != ours]
 
 
 def _attention(kind: Group, token_bytes: int) -> BlockGroup:
