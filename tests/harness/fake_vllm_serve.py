@@ -2,8 +2,9 @@
 
 Alone it remembers the last four prompts. With PAGETIER=1 it attaches to the daemon as the two halves of an engine do,
 and remembers all of them. Its own arguments: `--ends` ends it at once, `--never-ready` keeps it from being healthy,
-`--odd` makes answers with pagetier differ, as threads that are bound to cores do, `--child` starts a process that
-ignores all signals but SIGKILL, `--no-cache-size` leaves the size of its cache out of its metrics.
+`--odd` makes answers with pagetier differ, as threads that are bound to cores do, `--no-cache-size` leaves the size of
+its cache out of its metrics, `--children PREFIX` starts two processes that have files in /dev/shm and outlive it,
+`--slow-end PREFIX` makes it wait for SIGTERM after SIGINT, and have a file there while it does.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import deque
@@ -24,7 +26,24 @@ LONGEST = 4096
 CACHE_TOKENS = 1600
 BINDS_THREADS = os.environ.get("VLLM_CPU_OMP_THREADS_BIND") != "nobind"
 WITH_PAGETIER = os.environ.get("PAGETIER") == "1"
-_CHILD = "import signal, time; signal.signal(2, signal.SIG_IGN); signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+# One ignores all signals but SIGKILL: Python's resource tracker removes its segment after it. The other removes its own
+# file when it is asked to stop.
+_STUBBORN = """
+import signal, sys, time
+from multiprocessing.shared_memory import SharedMemory
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+segment = SharedMemory(sys.argv[1] + "stubborn", create=True, size=1)
+time.sleep(600)
+"""
+_ORDERLY = """
+import signal, sys, time
+from pathlib import Path
+file = Path("/dev/shm", sys.argv[1] + "orderly")
+signal.signal(signal.SIGTERM, lambda *_: (file.unlink(), sys.exit()))
+file.touch()
+time.sleep(600)
+"""
 _seen: deque[list[int]] = deque(maxlen=None if WITH_PAGETIER else 4)
 
 
@@ -84,12 +103,28 @@ _FAILED = (
 )
 
 
+def _end_slowly(asked: Path) -> None:
+    def leave(*_: object) -> None:
+        asked.unlink()
+        os._exit(0)
+
+    signal.signal(signal.SIGINT, lambda *_: asked.touch())
+    signal.signal(signal.SIGTERM, leave)
+
+
+def _argument(option: str) -> str:
+    return sys.argv[sys.argv.index(option) + 1]
+
+
 def main() -> None:
     if "--ends" in sys.argv:
         sys.exit(_FAILED)
-    if "--child" in sys.argv:
-        subprocess.Popen([sys.executable, "-c", _CHILD])
-    port = int(sys.argv[sys.argv.index("--port") + 1])
+    if "--slow-end" in sys.argv:
+        _end_slowly(Path("/dev/shm", _argument("--slow-end") + "asked"))
+    if "--children" in sys.argv:
+        for child in (_STUBBORN, _ORDERLY):
+            subprocess.Popen([sys.executable, "-c", child, _argument("--children")])
+    port = int(_argument("--port"))
     with contextlib.ExitStack() as stack:
         if WITH_PAGETIER:
             for half in ("scheduler", "worker"):

@@ -10,16 +10,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from pagetier.client.cli.bench.resident import session_processes
 from pagetier.shm import clock
 from pagetier.shm.clock import Deadline
 from pagetier.shm.exit_codes import Exit
 
 _PAUSE_S: Final = 0.05
+_REST_S: Final = 10.0  # for the processes that the program has left, and again for the resource trackers of Python
+_TRACKER: Final = b"multiprocessing.resource_tracker"
 _LOG_LINES: Final = 12
 _ERRORS: Final = 5
 # The last line of a traceback, with what vLLM writes before it: the process, and the level, time and place. The cause
@@ -132,18 +135,23 @@ class Program:
         return Path(shutil.copyfile(self._log, name))
 
     def stop(self) -> bool:
-        """Ends the program and what it has started. Returns whether the program ended by itself when it was asked."""
+        """Ends the program and what it has started. Returns whether the program ended by itself when it was asked.
+
+        An exception of a signal's handler, such as KeyboardInterrupt, ends the wait for the program, but not more.
+        """
+        with ExitStack() as steps:
+            steps.callback(self._process.wait)
+            steps.callback(_signal_group, self.pid, signal.SIGKILL)
+            steps.callback(_end_orderly, self.pid)
+            return self._ends_when_asked()
+
+    def _ends_when_asked(self) -> bool:
         self._process.send_signal(self._stop_signal)
         try:
             self._process.wait(self._stop_timeout)
-            stopped = True
         except subprocess.TimeoutExpired:
-            stopped = False
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-            self._process.wait()
-        return stopped
+            return False
+        return True
 
     def __enter__(self) -> Self:
         return self
@@ -152,3 +160,36 @@ class Program:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _end_orderly(leader: int) -> None:
+    """Ends the processes that are left in a session so that their shared memory is removed.
+
+    Python's resource tracker removes the shared memory and the semaphores of the processes that were killed, after the
+    last of them. It is not killed here.
+    """
+    _signal_group(leader, signal.SIGTERM)
+    _wait_for_end(leader)
+    for pid in session_processes(leader):
+        if not _is_tracker(pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    _wait_for_end(leader)
+
+
+def _signal_group(leader: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(leader, number)
+
+
+def _wait_for_end(leader: int) -> None:
+    deadline = Deadline(_REST_S)
+    while session_processes(leader) and not deadline.is_over:
+        clock.sleep(_PAUSE_S)
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        return _TRACKER in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has ended
+        return False

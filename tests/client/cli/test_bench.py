@@ -47,6 +47,7 @@ class Host:
         harness = str(Path(fake_vllm_serve.__file__).parent)
         self.environment = os.environ | {"PATH": f"{programs}:/usr/bin:/bin", "TMPDIR": str(self.temporary)}
         self.environment["PYTHONPATH"] = os.pathsep.join([harness, *sys.path])
+        self.prefix = f"{folder.name}-"
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -82,9 +83,14 @@ class Host:
         """Returns the names of what these processes run, with those of scripts."""
         return {Path(word).name for pid in self.processes() for word in arguments_of(pid)}
 
+    def shared_memory(self) -> list[Path]:
+        """Returns what the children of `vllm` have in /dev/shm."""
+        return list(Path("/dev/shm").glob(f"{self.prefix}*"))
+
     def is_clean(self) -> bool:
-        """Returns whether no process, no file and no segment of a daemon that has ended is left."""
-        return not self.processes() and not list(self.temporary.iterdir()) and not orphaned_segments()
+        """Returns whether no process, no file and no segment of a process that has ended is left."""
+        left = [*self.temporary.iterdir(), *self.shared_memory(), *orphaned_segments()]
+        return not self.processes() and not left
 
 
 @pytest.fixture
@@ -93,7 +99,7 @@ def host() -> Iterator[Host]:
     with tempfile.TemporaryDirectory(prefix="pt-") as folder:
         there = Host(Path(folder))
         yield there
-        assert there.is_clean(), (there.processes(), list(there.temporary.iterdir()))
+        assert there.is_clean(), (there.processes(), list(there.temporary.iterdir()), there.shared_memory())
 
 
 def orphaned_segments() -> list[Path]:
@@ -207,12 +213,24 @@ def test_a_server_that_does_not_start_is_reported_with_its_errors_and_its_output
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_comparison_that_is_interrupted_leaves_nothing(host: Host, number: signal.Signals, code: int) -> None:
-    with host.running(*SMALL, "--", "--child", "--never-ready") as process:
-        assert eventually(lambda: len(host.processes()) >= 3), host.processes()
+    with host.running(*SMALL, "--", "--never-ready", "--children", host.prefix) as process:
+        assert eventually(lambda: len(host.shared_memory()) == 2), host.processes()
         process.send_signal(number)
         _, said = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == code, said
-        assert eventually(host.is_clean)
+        assert eventually(host.is_clean), (host.processes(), host.shared_memory())
+
+
+def test_a_comparison_that_is_interrupted_twice_leaves_nothing(host: Host) -> None:
+    """`timeout` sends SIGTERM to the command and then to its group."""
+    with host.running(*SMALL, "--", "--never-ready", "--children", host.prefix, "--slow-end", host.prefix) as process:
+        assert eventually(lambda: len(host.shared_memory()) == 2), host.processes()
+        process.terminate()
+        assert eventually(lambda: len(host.shared_memory()) == 3), host.shared_memory()
+        process.terminate()
+        _, said = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 143, said
+        assert eventually(host.is_clean), (host.processes(), host.shared_memory())
 
 
 def test_a_comparison_that_is_killed_leaves_files_only(host: Host) -> None:
