@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import click
 
 from pagetier.daemon.config.disk_capacity import disk_capacity_text
 from pagetier.daemon.config.mistakes import ConfigError, Mistakes
@@ -13,11 +18,14 @@ from pagetier.daemon.host.arena_fit import too_large
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.listening_socket import SocketError
 from pagetier.shm._core import ShmError
+from pagetier.shm.log_format import event, formatter
 from pagetier.shm.segments import Leftovers, UnfitError
 from pagetier.shm.units import format_size, spell_size
 
 if TYPE_CHECKING:
     from pagetier.daemon.segments_check import FoundDaemon
+
+_WARNING: Final = "warning: "
 
 
 def check_config(config: Config, host: Host, leftovers: Leftovers = Leftovers.ADOPT) -> Iterator[str]:
@@ -33,7 +41,8 @@ def check_config(config: Config, host: Host, leftovers: Leftovers = Leftovers.AD
     Raises:
         ConfigError: The token cannot be read; or the fleet needs something that is missing or wrong here: without it,
             the daemon would start and serve from this host only. For a worker that is a service it is a warning: it may
-            run in another image. The message of this and the others has all that would be raised, and the warnings.
+            run in another image. The message of this and the others has all that would be raised; the warnings are
+            written to stderr before.
         SocketError: A socket cannot be opened.
         ShmError: The arena does not fit, or segments belong to another user.
         UnfitError: An earlier daemon has left pages that a start would refuse.
@@ -56,8 +65,23 @@ def check_config(config: Config, host: Host, leftovers: Leftovers = Leftovers.AD
     with mistakes.noted():
         remarks += check_segments(config, host, found, leftovers)
     lines = [*_lines(config, host, daemon), *remarks]
-    mistakes.raise_all([line for line in lines if line.startswith("warning: ")])
+    if mistakes:
+        _write_warnings(line for line in lines if line.startswith(_WARNING))
+    mistakes.raise_all()
     yield from lines
+
+
+def _write_warnings(lines: Iterable[str]) -> None:
+    """Writes warnings to stderr: as they are on a terminal, else as lines of the log."""
+    for line in lines:
+        with suppress(OSError):
+            click.echo(line if sys.stderr.isatty() else _log_line(line), err=True)
+
+
+def _log_line(warning: str) -> str:
+    record = logging.LogRecord("pagetierd", logging.WARNING, "", 0, "%s", (warning.removeprefix(_WARNING),), None)
+    vars(record).update(event("check_warning"))
+    return formatter().format(record)
 
 
 def _lines(config: Config, host: Host, daemon: FoundDaemon | None) -> Iterator[str]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from pagetier.shm.log_format import event
-from pagetier.shm.units import counted
 
 
 class ConfigError(Exception):
@@ -60,17 +59,16 @@ class Mistakes:
         """Returns whether a conflict between settings may end once what was collected is corrected."""
         return "" in self._settings or any(setting in conflict for setting in self._settings)
 
-    def raise_all(self, warnings: Sequence[str] = ()) -> None:
-        """Raises what was collected: the only error itself, or one of the kind of the last one that has all texts.
+    def __len__(self) -> int:
+        """Returns the number of errors that were collected."""
+        return len(self._found)
 
-        Args:
-            warnings: Lines to show with several errors.
-        """
+    def raise_all(self) -> None:
+        """Raises what was collected: the only error itself, or one of the kind of the last one that has all texts."""
         if not self._found:
             return
         *others, last = self._found
-        if not others and not warnings:
+        if not others:
             raise last
         # The caller may add what helps against the last one.
-        lines = (*warnings, *map(str, others), str(last))
-        raise type(last)("\n  ".join((f"{counted(len(self._found), 'mistake')}:", *lines))) from last
+        raise type(last)("\n  ".join((f"{len(self)} mistakes:", *map(str, self._found)))) from last

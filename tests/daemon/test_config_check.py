@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import socket
+import sys
 import tempfile
 from pathlib import Path
 
@@ -125,15 +126,34 @@ def test_a_check_fails_as_the_start_would(
     assert without_numbers(checked.reported) == without_numbers(started.reported)
 
 
-def test_a_check_names_all_that_a_start_would_fail_by_and_the_warnings(tmp_path: Path, name: str) -> None:
+def test_a_check_names_all_that_a_start_would_fail_by(tmp_path: Path, name: str) -> None:
     flags = {"name": name, "arena.size": "97TiB", "arena.frame_size": "4MiB", "socket": "/proc/x/s"}
     flags |= {"metrics.listen": "/sys/x/s", "http.listen": "127.0.0.1:1", "http.token_file": f"{tmp_path}/none"}
     with pytest.raises(ShmError) as raised:
         list(check_config(load(None, {}, {**flags, "disk.path": "/proc/d", "disk.size": "64MiB"}), Host()))
-    first, warning, *mistakes = str(raised.value).splitlines()
-    assert first == f"{len(mistakes)} mistakes:" and warning.startswith("  warning: ") and "/proc/d" in warning
+    first, *mistakes = str(raised.value).splitlines()
+    assert first == f"{len(mistakes)} mistakes:"
     named = ("/proc/x lies in", f"{tmp_path}/none", "/sys/x lies in", 'would fit: arena.size = "')
     assert all(any(each in line for line in mistakes) for each in named), mistakes
+
+
+def test_a_warning_beside_a_mistake_is_no_error(tmp_path: Path, name: str) -> None:
+    given = (f"name={name}", "arena.frame_size=4MiB", f"socket={tmp_path}/s", "disk.path=/proc/d", "disk.size=64MiB")
+    alone, beside = (pagetierd("--check", *sets(*given, f"arena.size={size}")) for size in ("64MiB", "97TiB"))
+    (warning,) = re.findall("^warning: (.*)", alone.text, re.MULTILINE)
+    logged, refused = beside.text.splitlines()
+    assert "level=warning name=pagetierd event=check_warning msg=" in logged and warning in logged
+    assert "level=error name=pagetierd event=refused " in refused and "an arena of 97.0 TiB" in beside.reported
+
+
+def test_a_warning_beside_a_mistake_is_a_sentence_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    flags = {"arena.size": "97TiB", "arena.frame_size": "4MiB", "socket": f"{tmp_path}/s"}
+    with pytest.raises(ShmError):
+        list(check_config(load(None, {}, {**flags, "disk.path": "/proc/d", "disk.size": "64MiB"}), Host()))
+    assert re.fullmatch("warning: .* /proc/d .*\n", capsys.readouterr().err)
 
 
 def sets(*settings: str) -> list[str]:
