@@ -11,6 +11,7 @@ from typing import Final
 _LOCKS: Final = Path("/proc/locks")
 _PORTS: Final = ("net/tcp", "net/tcp6")
 _LISTENS: Final = "0A"
+_ACCEPTS: Final = 1 << 16  # __SO_ACCEPTCON, the flag of a Unix socket that listens
 
 
 def holder_of(file: os.stat_result) -> int:
@@ -28,19 +29,37 @@ def has_port(pid: int, port: int) -> bool:
     """Returns whether a process listens on a port of its network namespace. True if this user may not see that."""
     process = Path(f"/proc/{pid}")
     try:
-        return not _open_files(process).isdisjoint(_listening(process, port))
+        return not set(_open_files(process)).isdisjoint(_listening(process, port))
     except FileNotFoundError:
         return False  # it has just ended
     except OSError:
         return True
 
 
-def _open_files(process: Path) -> set[str]:
-    found = set()
+def sockets_of(pid: int) -> list[str]:
+    """Returns the paths of the Unix sockets on which a process listens; none if this user may not see them."""
+    process = Path(f"/proc/{pid}")
+    with suppress(OSError):
+        listening = dict(_unix_sockets(process))
+        return [listening[link] for link in _open_files(process) if link in listening]
+    return []
+
+
+def _open_files(process: Path) -> list[str]:
+    """Returns what the descriptors lead to, by their numbers. Raises OSError."""
+    found = []
     for each in (process / "fd").iterdir():
         with suppress(FileNotFoundError):  # it has just been closed
-            found.add(str(each.readlink()))
+            found.append(str(each.readlink()))
     return found
+
+
+def _unix_sockets(process: Path) -> Iterator[tuple[str, str]]:
+    """Yields the Unix sockets that listen, as the links in /proc name them, and their paths. Raises OSError."""
+    for line in (process / "net/unix").read_text(errors="replace").splitlines()[1:]:
+        words = line.split(maxsplit=7)
+        if int(words[3], 16) & _ACCEPTS and len(words) == 8:  # those without a path have no eighth word
+            yield f"socket:[{words[6]}]", words[7]
 
 
 def _listening(process: Path, port: int) -> Iterator[str]:

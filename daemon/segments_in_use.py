@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Final
 
 from pagetier.daemon.config.schema import Config
+from pagetier.daemon.running_daemon import holder_of, sockets_of
 from pagetier.daemon.stats.snapshot_reader import read_status
 from pagetier.daemon.status.phase import Phase, PhaseProgress
 from pagetier.shm._core import ShmError
@@ -13,17 +15,27 @@ from pagetier.shm.segment_files import KINDS, InUseError, observe_and_close, ope
 from pagetier.shm.units import format_size, spell_duration
 
 _OBSERVED: Final = ("index", "locks")
+_SHARED_MEMORY: Final = Path("/dev/shm")
 
 
 def why_in_use(config: Config, error: InUseError) -> str:
-    """Returns the error, or that the other daemon is stopping and how long that may take."""
+    """Returns the error and which daemon it is, or that this is stopping and how long that may take."""
     progress = _progress_of(config.name)
     if progress.phase is not Phase.STOPPING:
-        return str(error)
+        return f"{error}{_which(config.name)}"
     left = progress.total - progress.done
     writes = f", with {format_size(left)} to write to its disk" if left else ""
     most = f"at most {spell_duration(config.disk.stop_timeout)} (disk.stop_timeout)"
     return f"the daemon that uses segments {config.name!r} is stopping{writes}: start again when it has ended, {most}"
+
+
+def _which(name: str) -> str:
+    """Returns the PID and the sockets of the daemon that uses the segments, as far as they can be seen from here."""
+    with contextlib.suppress(OSError):
+        if pid := holder_of((_SHARED_MEMORY / f"{name}.index").lstat()):
+            sockets = ", ".join(sockets_of(pid))
+            return f"; the other daemon is process {pid}{f' and listens on {sockets}' if sockets else ''}"
+    return ""
 
 
 def _progress_of(name: str) -> PhaseProgress:

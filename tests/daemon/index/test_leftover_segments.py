@@ -46,7 +46,8 @@ def test_two_daemons_cannot_use_the_same_segments(tmp_path: Path) -> None:
     with RunningDaemon() as first, first.client() as client:
         fill(first)
         text = refused(*arguments(first, "--socket", str(tmp_path / "other.sock")))
-        assert text == f"another daemon uses segments '{first.name}': stop it, or {ANOTHER}"
+        which = f"; the other daemon is process {first.pid} and listens on {first.socket}"
+        assert text == f"another daemon uses segments '{first.name}': stop it, or {ANOTHER}{which}"
         assert refused(*arguments(first, "--socket", str(tmp_path / "other.sock")), "--fresh")
         assert client.attached
         assert still_serves(client)
