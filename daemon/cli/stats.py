@@ -24,23 +24,25 @@ _PAUSE_S: Final = 0.1
 @click.command()
 @socket_option
 @duration_option("--wait", None, "First wait until engines can attach, at most so long; 0s asks once.")
-@click.option("--json", "show", flag_value="json", help="Print one JSON object instead of tables.")
-@click.option("--short", "show", flag_value="short", help="Print one line instead of tables.")
-def stats(socket: Path, wait: float | None, show: str | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+@click.option("--short", is_flag=True, help="Print one line instead of tables. Excludes --json.")
+def stats(socket: Path, wait: float | None, *, as_json: bool, short: bool) -> None:
     """Show the contents of the cache and how it is used.
 
     Counters start when the segments are created, and continue over restarts of the daemon.
 
     Exit codes: 0: success; 3: no daemon, or with --wait: engines cannot attach within the time.
     """
+    if as_json and short:
+        raise click.UsageError("--json and --short exclude each other")
     if wait is not None:
         _wait(socket, clock.Deadline(wait))
     with daemon_at(socket) as daemon:
         snapshot = take_snapshot(daemon.observer)
-    if show == "json":
+    if as_json:
         # bytes, since JSON is UTF-8 even if the terminal is not
         click.echo(msgspec.json.format(msgspec.json.encode(snapshot), indent=2))
-    elif show == "short":
+    elif short:
         click.echo(one_line(snapshot))
     else:
         _show_tables(snapshot, socket)

@@ -139,6 +139,7 @@ def test_a_stopped_daemon_is_told_from_none(monkeypatch: pytest.MonkeyPatch) -> 
         ("stats --socket=", "an empty value names no file"),
         *((f"top --once --interval {seconds}", "--interval") for seconds in ("nan", "inf", "-1", "0")),
         ("top --interval x", "'x' is not a valid number."),
+        ("stats --json --short", "--json and --short exclude each other"),
         ("reclaim x", "Invalid value for 'SLOT': 'x' is not a valid whole number."),
         ("pages ls --most 1.5", "'1.5' is not a valid whole number."),
         *((f"config --{option} x", "`pagetierd --check --config FILE`") for option in ("check", "config")),
