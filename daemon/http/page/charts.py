@@ -17,7 +17,10 @@ TIERS: Final = ("memory", "disk", "fleet", "missed")
 _WIDTH, _HEIGHT = 400, 240
 _LEFT, _TOP, _RIGHT, _BOTTOM = 50, 26, 12, 40
 _FLOOR: Final = _HEIGHT - _BOTTOM
-_LABEL_EVERY: Final = 12  # points of the curve: eight times the size
+# Points of the curve: at the size that is configured, a sixteenth and sixteen times of it. Labels of more sizes would
+# touch, or be cut at the end.
+_FIRST_LABEL: Final = 4
+_LABEL_EVERY: Final = 16
 _HALF_LABEL: Final = 20  # at least half the width of "knee"
 
 
@@ -82,9 +85,8 @@ def curve_chart(advice: SizeAdvice, about: str) -> Html:
 
 
 def _sizes(sizes: Sequence[int]) -> Iterator[Html]:
-    for at in range(_LABEL_EVERY - 4, len(sizes), _LABEL_EVERY):
-        anchor = "end" if at == len(sizes) - 1 else "middle"
-        yield _label(_x(sizes[at], sizes), _FLOOR + 32, format_size(sizes[at]), anchor)
+    for size in sizes[_FIRST_LABEL::_LABEL_EVERY]:
+        yield _label(_x(size, sizes), _FLOOR + 32, format_size(size), "middle")
 
 
 def _mark(x: float, label: str, y: float) -> Iterator[Html]:

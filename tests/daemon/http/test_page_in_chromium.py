@@ -37,6 +37,13 @@ CUT = """[...document.querySelectorAll("svg text")].filter((label) => {
   return own.left < around.left || own.right > around.right || own.top < around.top || own.bottom > around.bottom;
 }).map((label) => label.textContent)"""
 
+# Labels of one line between which there is less room than between two words.
+TOUCHING = """[...document.querySelectorAll("svg.chart")].flatMap((chart) => {
+  const labels = [...chart.querySelectorAll("text")].map((label) => [label.textContent, label.getBoundingClientRect()]);
+  return labels.flatMap(([one, left]) => labels.filter(([two, right]) => one !== two && left.left <= right.left
+    && Math.abs(left.top - right.top) < left.height / 2 && right.left - left.right < left.height / 2)
+    .map(([two]) => `${one} ${two}`));
+})"""
 CUT_TABLES = """[...document.querySelectorAll(".scroll")].filter((each) => each.scrollWidth > each.clientWidth)
   .map((each) => each.id)"""
 ALLOWED = """new Promise((resolve) => {
@@ -95,6 +102,17 @@ def test_nothing_is_cut(tab: Tab, width: int, scheme: str) -> None:
     assert tab.evaluate("document.documentElement.scrollWidth") == width
     assert tab.evaluate(CUT) == []
     assert tab.evaluate(CUT_TABLES) == []
+
+
+@pytest.mark.parametrize("width", [400, 1600])
+def test_no_two_labels_touch(tab: Tab, width: int) -> None:
+    tab.show(width, "light")
+    assert tab.evaluate(TOUCHING) == []
+
+
+def look_at_labels(tab: Tab) -> None:
+    """Looks whether labels of a picture touch each other."""
+    test_no_two_labels_touch(tab, 400)
 
 
 def look_at_a_phone(tab: Tab) -> None:
@@ -163,8 +181,9 @@ MUTANTS = {
         test_the_style_and_the_script_run_and_names_of_clients_do_not,
     ),
     "a label beyond its picture": Mutant(
-        "charts.py", '"end" if at == len(sizes) - 1 else', '"start" if at == len(sizes) - 1 else', look_at_a_phone
+        "charts.py", "_FIRST_LABEL: Final = 4", "_FIRST_LABEL: Final = 12", look_at_a_phone
     ),
+    "labels that touch": Mutant("charts.py", "_LABEL_EVERY: Final = 16", "_LABEL_EVERY: Final = 8", look_at_labels),
     "tables that stay wide": Mutant("assets.py", "(max-width: 38rem)", "(max-width: 3rem)", look_at_a_phone),
     "a refresh that loses the focus": Mutant(
         "assets.py", "if (focused) document", "if (!focused) document", test_it_refreshes_itself_and_keeps_the_focus
