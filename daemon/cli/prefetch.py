@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
@@ -111,7 +112,7 @@ def _parts(daemon: Daemon, keys: bytes, timeout: float) -> Iterator[Fetched]:
 
 def _read_namespaces(daemon: Daemon, namespace: str, timeout: float) -> PrefetchOutcome:
     spaces, status = chosen_spaces(daemon.observer, namespace), read_status(daemon.observer)
-    found = pages_to_read(daemon.observer, status, spaces)
+    found = asyncio.run(pages_to_read(daemon.observer, status, spaces))
     read, why = _read_each(daemon, found.keys, Deadline(timeout))
     missing = found.pages - found.in_memory - read
     left_out = LEFT_OUT if found.left_out else _GONE

@@ -97,6 +97,7 @@ class Api:
         self._show = show
         self._prefetches = Prefetches(observer)
         self._underway: set[asyncio.Task[None]] = set()
+        self._listing = asyncio.Lock()  # a list of a million pages takes 64 MB: there is one at a time
         self._routes: Mapping[tuple[str, str], Route] = {
             ("GET", "/"): Route(Rights.WATCH, self._page, _BASIC),
             ("GET", "/metrics"): Route(Rights.NOTHING, self._metrics),
@@ -193,7 +194,9 @@ class Api:
         if body.names_pages:
             space, keys = self._pages(body)
             return keys, 0, _note(body, space, await located(self._observer, keys))
-        found = pages_to_read(self._observer, read_status(self._observer), [self._space(body)], MOST_PAGES)
+        space = self._space(body)
+        async with self._listing:
+            found = await pages_to_read(self._observer, read_status(self._observer), [space], MOST_PAGES)
         return found.keys, found.left_out, LEFT_OUT if found.left_out else ""
 
     async def _read(self, number: str, user: int, keys: bytes, timeout: float) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Protocol
 
 from pagetier.daemon.common import loop_clock
+from pagetier.daemon.stats.page_lookup import AT_ONCE
 from pagetier.shm.page_rows import PAGE_KEYS
-
-AT_ONCE: Final = 1024
-"""Pages that are looked up in one slice, without other requests: some milliseconds on a slow machine."""
 
 
 class PageLocator(Protocol):

@@ -9,20 +9,25 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from itertools import accumulate, compress, count, takewhile
+from heapq import merge
+from itertools import compress, count, islice, takewhile
 from typing import Final
 
 import msgspec
 
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.namespaces import means, with_pages
 from pagetier.daemon.status.daemon_status import DaemonStatus
 from pagetier.shm._core import KEY_BYTES, LISTED_LAYOUT, NamespaceRecord, Observer, TierFlag
-from pagetier.shm.page_rows import PAGE_KEYS
+from pagetier.shm.page_rows import PAGE_KEYS, ColumnType
 
+AT_ONCE: Final = 1024
+"""Pages of one slice, without other work of the event loop: some milliseconds on a slow machine."""
 _MEMORY: Final = int(TierFlag.MEMORY)
 _TOKEN_BYTES: Final = 4
 _OFFSETS: Final = {name: offset for name, offset, _ in LISTED_LAYOUT.fields}
 _WORD: Final = 8
+_LISTED_PAGES: Final = ColumnType(LISTED_LAYOUT.size)
 _IS_ON_DISK_ONLY: Final = bytes(tiers == TierFlag.DISK for tiers in range(256))
 _IS_IN_MEMORY: Final = bytes(bool(tiers & TierFlag.MEMORY) for tiers in range(256))
 # The largest part of the arena that a namespace's pages may take by a prefetch, as that which may be read at once.
@@ -162,26 +167,68 @@ def count_only_on_disk(observer: Observer, spaces: Sequence[NamespaceRecord]) ->
     return sum(only_on_disk(_tiers(observer.pages(space.number))) for space in spaces)
 
 
-def pages_to_read(
+async def pages_to_read(
     observer: Observer, status: DaemonStatus, spaces: Sequence[NamespaceRecord], most: int | None = None
 ) -> PagesOnDisk:
-    """Returns the pages of these namespaces, of which a prefetch reads `most` at most. Walks all entries of the index.
+    """Returns the pages of these namespaces, of which a prefetch reads `most` at most.
 
     There is room for them without pages of these namespaces, those that engines have pinned and those that are kept.
+    The core lists all pages in one call, which walks all entries of the index. Then the event loop does other work
+    after each slice of them. The list has 64 bytes for each page until the end.
     """
-    rows = b"".join(observer.pages(space.number) for space in spaces)
-    here, on_disk = _rows_of(rows, _IS_IN_MEMORY), _rows_of(rows, _IS_ON_DISK_ONLY)
-    on_disk.sort(key=_words(rows, "used_ns").__getitem__, reverse=True)
-    frame, sizes = observer.header().frame_bytes, _words(rows, "size")
-    room = _room(observer, status, spaces) - sum(-(-sizes[at] // frame) for at in here)
-    fitting = takewhile(lambda taken: taken <= room, accumulate(-(-sizes[at] // frame) for at in on_disk))
-    chosen = [at for at, _ in zip(on_disk[:most], fitting, strict=False)]
-    return PagesOnDisk(
-        pages=len(here) + len(on_disk),
-        in_memory=len(here),
-        keys=b"".join(_key(rows, at) for at in chosen),
-        left_out=len(on_disk) - len(chosen),
-    )
+    listed = b"".join(observer.pages(space.number) for space in spaces)
+    pages = _ListedPages(listed, observer.header().frame_bytes)
+    here, room = 0, _room(observer, status, spaces)
+    on_disk: list[array[int]] = []
+    for begin in range(0, len(pages), AT_ONCE):
+        await loop_clock.give_way()
+        in_memory = pages.rows(begin, _IS_IN_MEMORY)
+        here += len(in_memory)
+        room -= sum(map(pages.frames, in_memory))
+        on_disk.append(array("I", sorted(pages.rows(begin, _IS_ON_DISK_ONLY), key=pages.used_ns, reverse=True)))
+    keys = await _first_that_fit(pages, islice(merge(*on_disk, key=pages.used_ns, reverse=True), most), room)
+    left_out = len(pages) - here - PAGE_KEYS.count(keys)
+    return PagesOnDisk(pages=len(pages), in_memory=here, keys=keys, left_out=left_out)
+
+
+async def _first_that_fit(pages: _ListedPages, rows: Iterator[int], room: int) -> bytes:
+    """Returns the keys of the pages in the first of these rows, as many as fit into `room` frames."""
+    keys = list[bytes]()
+    for row in rows:
+        room -= pages.frames(row)
+        if room < 0:
+            break
+        keys.append(pages.key(row))
+        if not len(keys) % AT_ONCE:
+            await loop_clock.give_way()
+    return b"".join(keys)
+
+
+class _ListedPages:
+    """Pages that an observer has listed, by the number of their row."""
+
+    def __init__(self, listed: bytes, frame_bytes: int) -> None:
+        self._listed = listed
+        self._sizes = _words(listed, "size")
+        self._frame_bytes = frame_bytes
+        self.used_ns = _words(listed, "used_ns").__getitem__
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def rows(self, begin: int, tiers: bytes) -> list[int]:
+        """Returns those of the slice from row `begin` on whose tiers are marked in a table."""
+        part = _LISTED_PAGES.part(self._listed, begin, begin + AT_ONCE)
+        return list(compress(count(begin), _tiers(part).translate(tiers)))
+
+    def frames(self, row: int) -> int:
+        """Returns how many frames a page takes."""
+        return -(-self._sizes[row] // self._frame_bytes)
+
+    def key(self, row: int) -> bytes:
+        """Returns the key of a page."""
+        begin = row * LISTED_LAYOUT.size + _OFFSETS["key"]
+        return self._listed[begin : begin + KEY_BYTES]
 
 
 def _room(observer: Observer, status: DaemonStatus, spaces: Sequence[NamespaceRecord]) -> int:
@@ -191,16 +238,6 @@ def _room(observer: Observer, status: DaemonStatus, spaces: Sequence[NamespaceRe
     pinned = sum(attachment.pinned_bytes for attachment in observer.attachments_with_pins())
     most = int(header.frames * min([_MOST_OF_ARENA, *quotas]))
     return most - (pinned + status.hints.kept_bytes) // header.frame_bytes
-
-
-def _rows_of(rows: bytes, tiers: bytes) -> list[int]:
-    """Returns the numbers of the rows whose tiers are marked in a table."""
-    return list(compress(count(), _tiers(rows).translate(tiers)))
-
-
-def _key(rows: bytes, at: int) -> bytes:
-    begin = at * LISTED_LAYOUT.size + _OFFSETS["key"]
-    return rows[begin : begin + KEY_BYTES]
 
 
 def _tiers(rows: bytes) -> bytes:
