@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import compress
 from pathlib import Path
 from typing import IO, Final
 
@@ -30,7 +31,7 @@ from pagetier.shm.units import counted
 _AT_ONCE: Final = 1 << 12
 _ABSENT: Final = "the other pages are in no tier, or behind one that is not"
 _NO_ROOM: Final = "memory has no room for the other pages: what is in it is in use, pinned or protected by a quota"
-_GONE: Final = "the other pages have left the disk, or could not be read"
+_GONE: Final = "no longer on disk, or unreadable"
 
 
 class PrefetchOutcome(msgspec.Struct, frozen=True):
@@ -111,26 +112,48 @@ def _parts(daemon: Daemon, keys: bytes, timeout: float) -> Iterator[Fetched]:
 
 
 def _read_namespaces(daemon: Daemon, namespace: str, timeout: float) -> PrefetchOutcome:
-    spaces, status = chosen_spaces(daemon.observer, namespace), read_status(daemon.observer)
-    found = asyncio.run(pages_to_read(daemon.observer, status, spaces))
-    read, why = _read_each(daemon, found.keys, Deadline(timeout))
+    spaces = chosen_spaces(daemon.observer, namespace)
+    found = asyncio.run(pages_to_read(daemon.observer, read_status(daemon.observer), spaces))
+    read, gone, why = _read_each(daemon, found.keys, Deadline(timeout))
     missing = found.pages - found.in_memory - read
-    left_out = LEFT_OUT if found.left_out else _GONE
-    unlisted = why_unlisted(status.disk, daemon.extras)
-    reason = f"{counted(missing, 'page')} not read: {why or left_out}" if missing else unlisted
+    unlisted = why_unlisted(read_status(daemon.observer).disk, daemon.extras)
+    reasons = {LEFT_OUT: found.left_out, unlisted or _GONE: gone, why: missing - found.left_out - gone}
+    reason = f"{counted(missing, 'page')} not read: {_listed(reasons)}" if missing else unlisted
     return PrefetchOutcome(found.pages, found.in_memory + read, reason, read)
 
 
-def _read_each(daemon: Daemon, keys: bytes, deadline: Deadline) -> tuple[int, str]:
-    """Returns how many pages were read, which need not follow one another, and why the others were not; "": unknown."""
-    read = 0
-    while keys:
-        part = daemon.ask(Fetch(1, PAGE_KEYS.part(keys, 0, _AT_ONCE), deadline.left), Fetched)
-        first = len(part.outcomes) - len(part.outcomes.lstrip(bytes([FetchOutcome.IN_MEMORY])))
+def _listed(reasons: Mapping[str, int]) -> str:
+    """Returns the reasons that apply to pages; if there are several, with the number of pages of each."""
+    given = {why: pages for why, pages in reasons.items() if pages}
+    return next(iter(given)) if len(given) == 1 else ", ".join(f"{pages:,} ({why})" for why, pages in given.items())
+
+
+def _read_each(daemon: Daemon, keys: bytes, deadline: Deadline) -> tuple[int, int, str]:
+    """Reads pages, which need not follow one another.
+
+    Returns:
+        How many were read, how many are in no tier or could not be read, and why the others were not read, if any.
+    """
+    read, gone, why = 0, 0, ""
+    while keys and not why:
+        asked = PAGE_KEYS.part(keys, 0, _AT_ONCE)
+        # The daemon reads no page behind an absent one, so those that have left the disk by now are left out.
+        there = b"".join(compress(PAGE_KEYS.split(asked), daemon.observer.locate(asked)))
+        answer = daemon.ask(Fetch(1, there, deadline.left), Fetched) if there else Fetched(1, b"")
+        first = len(answer.outcomes) - len(answer.outcomes.lstrip(bytes([FetchOutcome.IN_MEMORY])))
+        failed = answer.outcomes[first : first + 1]
+        why = _why_stopped(answer, failed)
+        # An absent page left the disk just now. Those without room find it when the first ones have been read.
+        absent = 0 if why else failed.count(FetchOutcome.ABSENT)
+        rest = PAGE_KEYS.part(there, first + absent, _AT_ONCE)
         read += first
-        failed = part.outcomes[first : first + 1]
-        if failed and (FetchOutcome.PENDING in failed or FetchOutcome.IN_MEMORY not in part.outcomes):
-            return read, part.reason or (_NO_ROOM if FetchOutcome.NO_ROOM in failed else "")
-        # An absent page has left the disk by now. Those without room find it when the first ones have been read.
-        keys = PAGE_KEYS.part(keys, first + failed.count(FetchOutcome.ABSENT), PAGE_KEYS.count(keys))
-    return read, ""
+        gone += PAGE_KEYS.count(asked) - first - PAGE_KEYS.count(rest)
+        keys = rest + PAGE_KEYS.part(keys, _AT_ONCE, PAGE_KEYS.count(keys))
+    return read, gone, why
+
+
+def _why_stopped(answer: Fetched, failed: bytes) -> str:
+    """Returns why no more pages can be read now, of which `failed` is the outcome of the first; "" if they can."""
+    if not failed or (FetchOutcome.PENDING not in failed and FetchOutcome.IN_MEMORY in answer.outcomes):
+        return ""
+    return answer.reason or ("" if FetchOutcome.ABSENT in failed else _NO_ROOM)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,10 +19,13 @@ from eventually import eventually
 from fake_worker import impostor
 from other_users import ALICE, as_root, output_as
 from pagetier.client import Client, Namespace
-from pagetier.daemon.cli import ls
+from pagetier.daemon.cli import ls, prefetch
+from pagetier.daemon.cli.daemon_connection import Daemon
+from pagetier.daemon.stats.page_lookup import LEFT_OUT, PagesOnDisk, pages_to_read
 from pagetier.shm import clock
 from pagetier.shm._core import TierFlag
 from pagetier.shm.exit_codes import Exit
+from pagetier.shm.protocol import Forget, Request
 from running_daemon import RunningDaemon, namespace
 
 SPACE, OTHER = namespace(), namespace(revision="other")
@@ -295,6 +299,44 @@ def test_pages_of_a_namespace_are_read_ahead_the_last_used_first_and_displace_no
         if other == "in use":
             again = json.loads(daemon.pagetier("pages", "prefetch", "--namespace", SPACE.name, "--json").stdout)
             assert (again["read"], again["in_memory"]) == (2, 14), "the engine's pages are not in use any more"
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_pages_that_have_just_left_the_disk_do_not_keep_others_of_the_namespace_from_being_read(
+    monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """They leave after the namespace was listed, before they are asked for, or while they are."""
+    requests = list[Request]()
+    with write_through() as daemon, daemon.client() as client:
+        for at in range(3):
+            keys = SPACE.keys(range(at << 20, (at << 20) + 16 * 8))
+            client.store(keys, [bytes(FRAME)] * 8)
+            daemon.push_out(client, keys)
+        ask = Daemon.ask
+
+        def drop() -> None:
+            daemon.ask(Forget(1, keys[0] + keys[3]))  # of the prompt that was used last
+
+        async def listed(*arguments: Any) -> PagesOnDisk:
+            found = await pages_to_read(*arguments)
+            if when == "before":
+                drop()
+            return found
+
+        def asked(self: Daemon, request: Request, kind: Any) -> Any:
+            requests.append(request)
+            if when == "while" and len(requests) == 1:
+                drop()
+            return ask(self, request, kind)
+
+        monkeypatch.setattr(prefetch, "pages_to_read", listed)
+        monkeypatch.setattr(Daemon, "ask", asked)
+        done = daemon.pagetier("pages", "prefetch", "--namespace", SPACE.digest.hex())
+    # 14 of 16 frames are nine tenths, and two of these pages are gone.
+    assert done.exit_code == Exit.WRONG and "12 pages read: 12 of 24 pages in memory" in done.output
+    reasons = f"10 ({LEFT_OUT}), 2 (no longer on disk, or unreadable)"
+    assert f"12 pages not read: {reasons}" in " ".join(done.output.split())
+    assert len(requests) == {"before": 1, "while": 2}[when]
 
 
 def test_a_quota_bounds_what_is_read_ahead() -> None:
