@@ -18,7 +18,7 @@ from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.peer_credentials import Rights
 from pagetier.daemon.stats.page_lookup import count_only_on_disk, only_on_disk
 from pagetier.daemon.stats.snapshot_reader import read_status
-from pagetier.shm._core import HintKind
+from pagetier.shm._core import HintKind, Observer
 from pagetier.shm.page_rows import PAGE_KEYS
 from pagetier.shm.protocol import HINTS, HintPages, PagesHinted
 from pagetier.shm.units import counted, format_size
@@ -71,12 +71,12 @@ def pin(socket: Path, namespace: str | None, file: IO[bytes] | None, show: str |
     are kept by request have at most the share evict.keep_share of the arena; beyond that, the oldest of the user that
     keeps most end. With evict.policy = "lru" no page can be pinned.
 
-    Exit codes: 0: all pages that were named, also by their namespace, are pinned; 1: some are not (the message says how
-    many, and why), or no such namespace; 2: invalid usage; 3: no daemon.
+    Exit codes: 0: all pages that were named, also by their namespace, are pinned; 1: some are not, or may be on a disk
+    tier that is not open (the message says how many, and why), or no such namespace; 2: invalid usage; 3: no daemon.
     """
-    outcome, limit = _send(socket, namespace, file, HintKind.KEEP)
+    outcome, limit, unlisted = _send(socket, namespace, file, HintKind.KEEP)
     _print(outcome, show, f"{counted(outcome.applied, 'page')} pinned")
-    _expect_all(outcome, limit if file is None else f"in no tier, of another namespace, or {limit}")
+    _expect_all(outcome, limit if file is None else f"in no tier, of another namespace, or {limit}", unlisted)
 
 
 @click.command(cls=FileCommand)
@@ -89,25 +89,27 @@ def unpin(socket: Path, namespace: str | None, file: IO[bytes] | None, show: str
     Exit codes: 0: done; 1: no such namespace, or evict.policy is "lru" (the message says which); 2: invalid usage; 3:
     no daemon.
     """
-    outcome, _ = _send(socket, namespace, file, HintKind.UNKEEP)
+    outcome, _, _ = _send(socket, namespace, file, HintKind.UNKEEP)
     _print(outcome, show, f"{counted(outcome.applied, 'page')} unpinned")
 
 
-def _expect_all(outcome: PinOutcome, why: str) -> None:
-    missing = outcome.pages - outcome.applied
-    if missing <= 0:
-        return
+def _expect_all(outcome: PinOutcome, why: str, unlisted: str) -> None:
+    missing = max(0, outcome.pages - outcome.applied)
     if on_disk := min(missing, outcome.only_on_disk):
         others = f", {missing - on_disk:,} {why}" if on_disk < missing else ""
         why = f"{on_disk:,} only on disk ({_READ_FIRST}){others}"
-    raise click.ClickException(f"{counted(missing, 'page')} not pinned: {why}")
+    reasons = [f"{counted(missing, 'page')} not pinned: {why}"] * bool(missing)
+    reasons += [f"pages that are only on disk are not pinned: {unlisted}"] * bool(unlisted)
+    if reasons:
+        raise click.ClickException("; ".join(reasons))
 
 
-def _send(socket: Path, namespace: str | None, file: IO[bytes] | None, kind: HintKind) -> tuple[PinOutcome, str]:
+def _send(socket: Path, namespace: str | None, file: IO[bytes] | None, kind: HintKind) -> tuple[PinOutcome, str, str]:
     """Sends the request.
 
     Returns:
-        Its outcome, and the limit of what is kept, as text.
+        Its outcome, the limit of what is kept, as text, and why pages of the namespace that are only on disk are not
+        known, "" if they are or if the file names the pages.
 
     Raises:
         click.UsageError: Neither a namespace nor a file is given, or a line of the file is no key.
@@ -118,7 +120,8 @@ def _send(socket: Path, namespace: str | None, file: IO[bytes] | None, kind: Hin
     keys = None if file is None else keys_in(file)
     with daemon_at(socket, Rights.ATTACH) as daemon:
         limit = _limit(daemon, _check(daemon))
-        on_disk = _count_on_disk(daemon, namespace, keys)
+        unlisted = why_unlisted(read_status(daemon.observer).disk, daemon.extras) if keys is None else ""
+        on_disk = _count_on_disk(daemon.observer, namespace, keys)
         parts = [b""] if keys is None else list(PAGE_KEYS.batches(keys, BATCH_PAGES))
         answers = [
             daemon.ask(HintPages(number, part, kind, math.inf, namespace), PagesHinted)
@@ -129,17 +132,13 @@ def _send(socket: Path, namespace: str | None, file: IO[bytes] | None, kind: Hin
             raise click.ClickException(answer.trouble)
     pages, applied = sum(answer.pages for answer in answers), sum(answer.applied for answer in answers)
     pages += on_disk if keys is None else 0  # of a namespace, the daemon counts those in memory
-    return PinOutcome(pages, applied, answers[-1].kept_bytes if answers else 0, on_disk), limit
+    return PinOutcome(pages, applied, answers[-1].kept_bytes if answers else 0, on_disk), limit, unlisted
 
 
-def _count_on_disk(daemon: Daemon, namespace: str | None, keys: bytes | None) -> int:
+def _count_on_disk(observer: Observer, namespace: str | None, keys: bytes | None) -> int:
     """Returns how many of the named pages are only on disk. Raises click.ClickException: no such namespace."""
-    spaces = chosen_spaces(daemon.observer, namespace)
-    if keys is not None:
-        return only_on_disk(daemon.observer.locate(keys))
-    if unlisted := why_unlisted(read_status(daemon.observer).disk, daemon.extras):
-        click.echo(f"note: {unlisted}", err=True)
-    return count_only_on_disk(daemon.observer, spaces)
+    spaces = chosen_spaces(observer, namespace)
+    return count_only_on_disk(observer, spaces) if keys is None else only_on_disk(observer.locate(keys))
 
 
 def _limit(daemon: Daemon, config: Config) -> str:

@@ -362,13 +362,18 @@ def test_all_namespaces_of_a_model_are_read_ahead() -> None:
         assert daemon.pagetier("pages", "prefetch", "--namespace", "another").exit_code == Exit.WRONG
 
 
-def test_a_disk_that_is_away_is_why_pages_of_a_namespace_are_not_read() -> None:
+def test_a_disk_that_is_away_is_why_pages_of_a_namespace_are_not_read_or_pinned() -> None:
     with DiskDaemon(FRAMES) as daemon, Engine(daemon) as engine:
         daemon.store_through(engine, range(2))
         with daemon.away():
-            read, pinned = (daemon.pagetier("pages", verb, "--namespace", ENGINES.name) for verb in ("prefetch", "pin"))
-        assert (read.exit_code, pinned.exit_code) == (Exit.WRONG, Exit.OK)
+            read, pinned, unpinned = (
+                daemon.pagetier("pages", verb, "--namespace", ENGINES.name) for verb in ("prefetch", "pin", "unpin")
+            )
+        assert (read.exit_code, pinned.exit_code, unpinned.exit_code) == (Exit.WRONG, Exit.WRONG, Exit.OK)
         assert all("the disk tier is down" in " ".join(done.stderr.split()) for done in (read, pinned))
+        assert pinned.stdout.startswith("2 pages pinned;")
+        assert "pages that are only on disk are not pinned: the disk tier is" in " ".join(pinned.stderr.split())
+        assert not unpinned.stderr, "no page that is only on disk is pinned"
 
 
 @as_root
