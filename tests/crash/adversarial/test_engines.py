@@ -9,6 +9,7 @@ import pytest
 from adversarial.control_client import Honest
 from adversarial.processes import harm
 from eventually import eventually
+from host_events.engine import Served
 from running_daemon import RunningDaemon, namespace
 
 FRAME, FRAMES = 64 << 10, 1024
@@ -17,29 +18,45 @@ PINNED, MORE = 900, 200  # pages: together they are too many
 
 
 @pytest.fixture
-def daemon() -> Iterator[RunningDaemon]:
-    """Yields a daemon that leaves out no page, so that each page of the honest engine is found."""
+def daemon(request: pytest.FixtureRequest) -> Iterator[RunningDaemon]:
+    """Yields a daemon with a policy: with `lru`, the default here, it leaves out no page, and each is found."""
+    policy = getattr(request, "param", "lru")
     with RunningDaemon(
-        str(FRAMES * FRAME), str(FRAME), "--constant", "store.quarantine=0.05", "--set", "evict.policy=lru"
+        str(FRAMES * FRAME), str(FRAME), "--constant", "store.quarantine=0.05", "--set", f"evict.policy={policy}"
     ) as daemon:
         yield daemon
 
 
-@pytest.mark.parametrize("act", ["reserves", "pins", "gives_up"])
+ACTS = pytest.mark.parametrize("act", ["reserves", "pins", "gives_up"])
+
+
+@ACTS
 def test_an_engine_that_uses_only_the_api_gets_its_share_at_most(daemon: RunningDaemon, act: str) -> None:
+    served, again = served_beside(act, daemon)
+    assert served.loaded == served.rounds * 4, served
+    assert again <= served.rounds / 3, "others rarely displace pages between a store and a load"
+    assert eventually(lambda: len(daemon.slots()) == 0)
+    if act == "pins":
+        assert daemon.log.read_text().count("event=pins_bounded") == 1
+
+
+@ACTS
+@pytest.mark.parametrize("daemon", ["cadence"], indirect=True)
+def test_limits_hold_also_with_the_policy_that_leaves_pages_out(daemon: RunningDaemon, act: str) -> None:
+    served, _ = served_beside(act, daemon)
+    assert served.loaded, served
+
+
+def served_beside(act: str, daemon: RunningDaemon) -> tuple[Served, int]:
+    """Returns what an honest engine got beside an adversarial one, and how often it stored a prompt again."""
     with Honest(daemon.socket) as honest, harm("hostile_engines", act, daemon.socket):
         assert honest.wait_for(ROUNDS), honest.served
         (hostile,) = (slot for slot in daemon.slots() if slot.name == "hostile")
         assert hostile.pinned_bytes <= SHARE * FRAMES * FRAME
         assert daemon.header().used_frames <= FRAMES
         assert daemon.findings() == []
-    served = honest.served
-    assert (served.wrong, served.refused) == (0, 0), served
-    assert served.loaded == served.rounds * 4, served
-    assert honest.engine.again <= served.rounds / 3, "others rarely displace pages between a store and a load"
-    assert eventually(lambda: len(daemon.slots()) == 0)
-    if act == "pins":
-        assert daemon.log.read_text().count("event=pins_bounded") == 1
+    assert (honest.served.wrong, honest.served.refused) == (0, 0), honest.served
+    return honest.served, honest.engine.again
 
 
 def test_an_engine_that_pins_every_page_is_named_in_the_log(daemon: RunningDaemon) -> None:
@@ -58,6 +75,7 @@ def test_an_engine_that_pins_every_page_is_named_in_the_log(daemon: RunningDaemo
         assert client.store(namespace(salt="again").keys(range(16 * MORE)), [bytes(FRAME)] * MORE).stored == MORE
 
 
+@pytest.mark.parametrize("daemon", ["lru", "cadence"], indirect=True)
 def test_an_engine_that_scribbles_on_lock_words_costs_only_pages(daemon: RunningDaemon) -> None:
     """The daemon survives; pins in the names of other slots end with the attacker; the next daemon is sound.
 
