@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
@@ -60,9 +61,7 @@ def page_of(number: int, size: int = SIZE) -> Outgoing:
 
 
 def noise_of(number: int, size: int = SIZE) -> Outgoing:
-    noise = (key_of(number) * (size // 32 + 1))[:size]
-    scrambled = bytes((byte * 167 + at * at * 31 + (at >> 7) * 89) & 255 for at, byte in enumerate(noise))
-    return Outgoing(key_of(number), SPACE, size, number, framed(size, scrambled))
+    return Outgoing(key_of(number), SPACE, size, number, framed(size, Random(number).randbytes(size)))
 
 
 def read(tier: DiskStore, page: Outgoing) -> ReadResult:
