@@ -39,10 +39,18 @@ HASHES = [sha256(b"%d" % page).hexdigest() for page in range(PAGES)]
 SLOTS = torch.arange(PAGES * TOKENS)
 
 
-@pytest.fixture
-def daemon() -> Iterator[DiskDaemon]:
+@pytest.fixture(scope="module")
+def of_module() -> Iterator[DiskDaemon]:
     with DiskDaemon() as daemon:
         yield daemon
+
+
+@pytest.fixture
+def daemon(of_module: DiskDaemon) -> Iterator[DiskDaemon]:
+    """Yields the module's daemon, which has no pages and no engines."""
+    yield of_module
+    assert eventually(lambda: [slot.pid for slot in of_module.slots()] == [of_module.worker()])
+    of_module.drop_all_pages()
 
 
 def pages_of(client: Client, tensors: npt.NDArray[np.uint16], *pools: str, load: str = "measured") -> StoragePages:

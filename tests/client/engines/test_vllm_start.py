@@ -42,6 +42,9 @@ from vllm_worker_world import ends, worker_of
 
 SHAPES = (PageShape(PageLayout(PAGE, ((Rows("k", "uint8", 1, 4096 // PAGE),),))),)
 GROUPS = SimpleNamespace(kv_cache_groups=[group(PAGE)])
+ARENA, ARENA_FRAME = "1MiB", "4KiB"
+
+pytestmark = pytest.mark.usefixtures("empty_daemon")
 
 
 @pytest.fixture(autouse=True)
@@ -54,12 +57,6 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _started_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the files of a test older than the engine."""
     monkeypatch.setattr("pagetier.client.engines.vllm.setup.started_ns", lambda: 1 << 62)
-
-
-@pytest.fixture
-def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon("1MiB", "4KiB") as running:
-        yield running
 
 
 def model(folder: Path, content: bytes = b"weights") -> Path:
