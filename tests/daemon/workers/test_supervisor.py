@@ -172,14 +172,22 @@ async def test_files_that_a_worker_distrusts_are_verified_until_another_has_open
     assert list(commands.read_bytes())[:5] == [Trust.AS_LEFT, Trust.PROVEN, Trust.PROVEN, Trust.PROVEN, Trust.AS_LEFT]
 
 
-async def test_a_worker_that_closes_its_connection_is_ended(
-    segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (["there.shutdown(socket.SHUT_RDWR)", "there.close()"], "did not end by itself"),
+        ([*SAYS, "there.recv(9999)", "say('openfailed', 'the folder is on the moon')"], "the folder is on the moon"),
+    ],
+    ids=["its connection is closed", "it failed to open the tier"],
+)
+async def test_a_worker_that_should_have_ended_is_ended(
+    segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str], reason: str
 ) -> None:
     monkeypatch.setattr(worker_process, "_DYING_S", 0.2)
-    impostor(tmp_path, monkeypatch, "there.shutdown(socket.SHUT_RDWR)", "there.close()", "time.sleep(99)")
+    impostor(tmp_path, monkeypatch, *lines, "time.sleep(99)")
     async with supervised(segments, tmp_path) as (_, handler):
         await until(lambda: len(handler.deaths) >= 2)
-    assert all("did not end by itself" in why for why in handler.deaths)
+    assert all(reason in why for why in handler.deaths[:2])
 
 
 async def test_a_worker_that_ends_at_once_is_reported_with_its_exit_code(
