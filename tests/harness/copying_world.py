@@ -92,6 +92,11 @@ def keys_of(prompt: int, pages: int = MOST_PAGES) -> Keys:
     return SPACE.keys(range(prompt << 16, (prompt << 16) + TOKENS * pages))
 
 
+@cache
+def _contents_of(prompt: int, size: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    return np.stack([page_of(key, size) for key in keys_of(prompt)])
+
+
 class Wire:
     """A link whose other end is the test."""
 
@@ -221,14 +226,15 @@ class CopyingWorld:
         """Returns the number of readable pages of a prompt. Asserts that each has its content and reached its event."""
         keys = keys_of(prompt)
         with self.watcher.match(Pins, None, keys.data) as pins:
-            pages = [np.zeros(size, np.uint8) for _ in range(len(pins))]
-            where = np.array([page.ctypes.data for page in pages], np.uint64)
+            pages = np.zeros((len(pins), size), np.uint8)
+            where = pages.ctypes.data + size * np.arange(len(pins), dtype=np.uint64)
             assert self.watcher.copy_out(pins, 0, where, np.full(len(pins), size, np.uint64), 1) == len(pins)
             entries = np.frombuffer(pins.entries, np.uint32).tolist()
             assert all(frames_in(self.watcher, entry) <= self.sound for entry in entries), (
                 "a page was readable before its event"
             )
-        assert_exact(keys, pages)
+        if not np.array_equal(pages, _contents_of(prompt, size)[: len(pages)]):
+            assert_exact(keys, pages)  # says which byte is wrong
         return len(pages)
 
 

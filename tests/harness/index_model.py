@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
 import numpy as np
 
@@ -45,7 +46,7 @@ class Page:
     def frames(self) -> int:
         return -(-self.size // FRAME)
 
-    @property
+    @cached_property
     def content(self) -> bytes:
         return np.random.default_rng(self.serial).bytes(self.size)
 
