@@ -368,7 +368,7 @@ def test_the_list_adds_up_the_minutes_of_all_proofs_and_of_the_core() -> None:
 
 
 def test_shards_of_tests_are_disjoint_and_together_all() -> None:
-    collected = [set(_collected(f"--shard={number}/3")) for number in (1, 2, 3)]
+    collected = [set(_collected(f"--shard={number}/2")) for number in (1, 2)]
     every = set(_collected())
     assert set.union(*collected) == every and sum(map(len, collected)) == len(every) > 3
 
