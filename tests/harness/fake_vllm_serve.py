@@ -3,7 +3,8 @@
 Alone it remembers the last four prompts. With PAGETIER=1 it attaches to the daemon as the two halves of an engine do,
 and remembers all of them. Its own arguments: `--ends` ends it at once, `--never-ready` keeps it from being healthy,
 `--odd` makes answers with pagetier differ, as threads that are bound to cores do, `--no-cache-size` leaves the size of
-its cache out of its metrics, `--children PREFIX` starts two processes that have files in /dev/shm and outlive it,
+its cache out of its metrics, `--orderly PREFIX` and `--stubborn PREFIX` start a process that has a file in /dev/shm and
+outlives it,
 `--slow-end PREFIX` makes it wait for SIGTERM after SIGINT, and have a file there while it does.
 """
 
@@ -26,8 +27,8 @@ LONGEST = 4096
 CACHE_TOKENS = 1600
 BINDS_THREADS = os.environ.get("VLLM_CPU_OMP_THREADS_BIND") != "nobind"
 WITH_PAGETIER = os.environ.get("PAGETIER") == "1"
-# One ignores all signals but SIGKILL: Python's resource tracker removes its segment after it. The other removes its own
-# file when it is asked to stop.
+# The stubborn one ignores all signals but SIGKILL: Python's resource tracker removes its segment after it. The other
+# removes its own file when it is asked to stop.
 _STUBBORN = """
 import signal, sys, time
 from multiprocessing.shared_memory import SharedMemory
@@ -121,9 +122,9 @@ def main() -> None:
         sys.exit(_FAILED)
     if "--slow-end" in sys.argv:
         _end_slowly(Path("/dev/shm", _argument("--slow-end") + "asked"))
-    if "--children" in sys.argv:
-        for child in (_STUBBORN, _ORDERLY):
-            subprocess.Popen([sys.executable, "-c", child, _argument("--children")])
+    for option, child in (("--stubborn", _STUBBORN), ("--orderly", _ORDERLY)):
+        if option in sys.argv:
+            subprocess.Popen([sys.executable, "-c", child, _argument(option)])
     port = int(_argument("--port"))
     with contextlib.ExitStack() as stack:
         if WITH_PAGETIER:

@@ -210,10 +210,17 @@ def test_a_server_that_does_not_start_is_reported_with_its_errors_and_its_output
     log.unlink()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_comparison_that_is_interrupted_leaves_nothing(host: Host, number: signal.Signals, code: int) -> None:
-    with host.running(*SMALL, "--", "--never-ready", "--children", host.prefix) as process:
-        assert eventually(lambda: len(host.shared_memory()) == 2), host.processes()
+@pytest.mark.parametrize(
+    ("number", "code", "children"),
+    [(signal.SIGINT, 130, ["--orderly", "--stubborn"]), (signal.SIGTERM, 143, ["--orderly"])],
+    ids=["INT", "TERM"],
+)
+def test_a_comparison_that_is_interrupted_leaves_nothing(
+    host: Host, number: signal.Signals, code: int, children: list[str]
+) -> None:
+    options = [word for child in children for word in (child, host.prefix)]
+    with host.running(*SMALL, "--", "--never-ready", *options) as process:
+        assert eventually(lambda: len(host.shared_memory()) == len(children)), host.processes()
         process.send_signal(number)
         _, said = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == code, said
@@ -222,10 +229,10 @@ def test_a_comparison_that_is_interrupted_leaves_nothing(host: Host, number: sig
 
 def test_a_comparison_that_is_interrupted_twice_leaves_nothing(host: Host) -> None:
     """`timeout` sends SIGTERM to the command and then to its group."""
-    with host.running(*SMALL, "--", "--never-ready", "--children", host.prefix, "--slow-end", host.prefix) as process:
-        assert eventually(lambda: len(host.shared_memory()) == 2), host.processes()
+    with host.running(*SMALL, "--", "--never-ready", "--orderly", host.prefix, "--slow-end", host.prefix) as process:
+        assert eventually(lambda: len(host.shared_memory()) == 1), host.processes()
         process.terminate()
-        assert eventually(lambda: len(host.shared_memory()) == 3), host.shared_memory()
+        assert eventually(lambda: len(host.shared_memory()) == 2), host.shared_memory()
         process.terminate()
         _, said = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 143, said
