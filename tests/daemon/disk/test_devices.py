@@ -171,11 +171,11 @@ def test_a_device_that_is_full() -> None:
         daemon = TwoDevices()
         daemon.folders[0] = small / "disk"
         with daemon, Engine(daemon) as engine:
-            daemon.store_through(engine, range(600))
+            daemon.store_through(engine, range(400))
             assert eventually(lambda: any(str(small) in line for line in daemon.lines("is full"))), daemon.reported()
             assert not daemon.save().trouble, "the other device writes what this one cannot"
-            assert daemon.read_all(engine, range(580, 600)) == 20
-            assert daemon.device(1).pages > 300 and not daemon.device(1).trouble, daemon.reported()
+            assert daemon.read_all(engine, range(380, 400)) == 20
+            assert daemon.device(1).pages > 200 and not daemon.device(1).trouble, daemon.reported()
             assert daemon.report().standing is Standing.OPEN
             assert daemon.findings() == []
 
