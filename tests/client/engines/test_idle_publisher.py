@@ -75,7 +75,9 @@ def test_an_engine_without_a_publisher_has_no_thread() -> None:
 
 _EXIT = """
 import logging, threading
-from pagetier.client.engines.events.idle_publisher import IdlePublisher
+from pagetier.client.engines.events import idle_publisher
+
+idle_publisher._JOIN_S = 0.1
 
 class Events:
     def publish_idle(self, publish): publish([]); return False
@@ -86,7 +88,7 @@ class Publisher:
     def publish(self, batch): self.began.set(); threading.Event().wait()
     def shutdown(self): print("shut down")
 
-idle, publisher = IdlePublisher(list, logging.getLogger()), Publisher()
+idle, publisher = idle_publisher.IdlePublisher(list, logging.getLogger()), Publisher()
 idle.use(publisher)
 idle.start(Events())
 assert publisher.began.wait(60)
