@@ -6,14 +6,19 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from bare_engine import Engine
-from disk_daemon import DiskDaemon
-from eventually import eventually
+from child_process import ChildProcess
+from disk_daemon import DiskDaemon, write_through
+from eventually import PATIENCE_S, eventually
+from keyed_pages import found, prompt, store
 from other_users import NOBODY, as_root, output_as
+from pagetier.client import Client
 from pagetier.daemon.status.disk_report import Standing
 from refused_starts import fill, pagetierd, still_serves
 from running_daemon import RunningDaemon
@@ -83,6 +88,33 @@ def test_a_reload_changes_access(daemon: RunningDaemon) -> None:
     assert as_nobody(daemon) == "attached"
     daemon.reload("")
     assert "may not attach" in as_nobody(daemon)
+
+
+@as_root
+def test_revoked_access_does_not_disconnect_attached_engines() -> None:
+    rules = '[access]\nsocket_mode = "0666"\n'
+    daemon = write_through()
+    Path(daemon.folder.name).chmod(0o755)
+    daemon.config.write_text(f'{rules}users = ["nobody"]\n')
+    with daemon, daemon.client() as client, ChildProcess(partial(live_as_nobody, daemon.socket)) as engine:
+        assert engine.ask(0) == (0, 8)
+        daemon.reload(rules)
+        assert "may not attach" in as_nobody(daemon)
+        assert [engine.ask(0), engine.ask(1)] == [(8, 0), (0, 8)]
+        daemon.push_out(client, prompt(0))
+        assert engine.ask(0) == (8, 0), "from disk"
+
+
+def live_as_nobody(socket: Path, pipe: Connection) -> None:
+    """Loads and stores the prompts that the pipe names. Sends how many of their pages were loaded, and stored."""
+    os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+    client = Client(socket, timeout=PATIENCE_S)
+    assert client.wait_attached(PATIENCE_S)
+    while True:
+        keys = prompt(pipe.recv())
+        pipe.send((found(client, keys), store(client, keys).stored))
 
 
 def test_observers_that_cannot_open_the_socket_are_reported(daemon: RunningDaemon) -> None:
