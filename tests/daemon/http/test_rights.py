@@ -87,6 +87,23 @@ def test_a_reload_changes_what_users_may_do() -> None:
         assert eventually(lambda: status_as(ALICE, place, "GET", "/v1/stats") == 200)
 
 
+@as_root
+def test_with_authorize_by_socket_all_who_can_connect_may_attach() -> None:
+    with RunningDaemon("1MiB", "64KiB") as daemon:
+        folder = Path(daemon.folder.name)
+        folder.chmod(0o755)
+        place = folder / "http.sock"
+        daemon.stop()
+        fixed = f'[http]\nlisten = "{place}"\n[access]\nsocket_mode = "0666"\n'
+        daemon.config.write_text(f'{fixed}authorize_by = "socket"\n')
+        daemon.start()
+        with daemon.client() as client:
+            client.store(SPACE.keys(range(16)), [bytes(100)])
+        assert [status_as(user, place, "POST", "/v1/prefetch", PAGES) for user in (ALICE, MALLORY)] == [202, 202]
+        daemon.reload(fixed)
+        assert eventually(lambda: status_as(ALICE, place, "POST", "/v1/prefetch", PAGES) == 403)
+
+
 @pytest.fixture
 def token_file(tmp_path: Path) -> Path:
     file = tmp_path / "token"
