@@ -1,8 +1,9 @@
-"""Tests which pages are written and when: ahead of their eviction, all at once, or after a second use."""
+"""Tests which pages are written and when: ahead of need, all at once, or after a second use; and which are lost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from bare_engine import Engine
 from daemon_turns import Turns
 from disk_daemon import DiskDaemon
 from eventually import eventually
+from metrics_scrape import scrape, value
 from pagetier.shm._core import ReserveOutcome
 from pagetier.shm.protocol import FetchOutcome
 
@@ -178,3 +180,14 @@ def test_a_page_larger_than_the_disk_stays_in_memory_only() -> None:
         engine.store(range(4))
         assert eventually(lambda: daemon.snapshot().tiers.disk.pages == 4)
         assert engine.places(range(4)) == {"memory": 4}
+
+
+def test_pages_that_a_slow_disk_loses_are_counted(tmp_path: Path) -> None:
+    """No store waits for the disk, which writes nothing, and no page leaves but to make room for a store."""
+    metrics, pages = tmp_path / "metrics", range(3 * FRAMES)
+    options = (f"--set=metrics.listen={metrics}", "--constant=disk.store_timeout=0", "--set=evict.free=0")
+    with DiskDaemon(FRAMES, "64MiB", *options) as daemon, Engine(daemon) as engine, daemon.stopped_worker():
+        store_each(engine, pages)
+        lost = engine.places(pages)["nowhere"]
+        assert lost == 2 * FRAMES
+        assert eventually(lambda: value(scrape(metrics), "pagetier_lost_pages_total") == lost), daemon.header()
