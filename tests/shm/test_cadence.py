@@ -9,7 +9,8 @@ from hashlib import sha256
 import pytest
 
 from learning_index import LEARNING, LearningIndex, PromptKind, learn
-from pagetier.shm._core import Pins, ReserveOutcome, TierFlag, WriteRule
+from pagetier.shm._core import Pins, ReserveOutcome, TierFlag, WriteResult, WriteRule
+from pagetier.shm.page_rows import PAGES_TO_WRITE
 
 
 def sessions(dice: random.Random, count: int) -> Iterator[list[int]]:
@@ -189,4 +190,18 @@ def test_pages_of_no_worth_are_left_out_and_take_no_room() -> None:
         outcomes = engine.store(engine.keys([-number - 1, *range(30)]), b"")
         left_out += outcomes.count(ReserveOutcome.LEFT_OUT)
     assert left_out > 1000
+    engine.check()
+
+
+def test_no_page_is_left_out_where_a_disk_keeps_what_leaves_memory() -> None:
+    engine = LearningIndex(64)
+    engine.owner.disk_open(1000, WriteRule.THROUGH)
+    for number in range(700):
+        for prompt in range(5):
+            engine.use([prompt, *range(9)])
+        outcomes = engine.store(engine.keys([-number - 1, *range(30)]), b"")
+        assert outcomes == bytes([ReserveOutcome.GRANTED]) * len(outcomes)
+        pages = engine.owner.start_writes(1 << 20, 100)
+        engine.owner.end_writes(pages, bytes([WriteResult.DONE]) * PAGES_TO_WRITE.count(pages))
+    assert engine.owner.eviction().learned
     engine.check()

@@ -155,6 +155,30 @@ def test_pages_of_a_session_that_is_over_leave_first() -> None:
     assert sum(returning) > 0.9 * len(returning) and sum(over) < 0.5 * len(over), (returning, over)
 
 
+def kept_of_those_that_are_over(engine: LearningIndex, wrong_from: int) -> float:
+    """Returns the share of pages that stay for a while although an engine says, rightly, that their sessions are over.
+
+    Each fourth session of four engines returns. All hints of the engines from the number `wrong_from` on are wrong.
+    """
+    dice, kept = random.Random(1), list[bool]()
+    for turn in range(4000):
+        back = (turn - 50 - dice.randrange(50)) // 4 * 4
+        for number in range(4):
+            first = number * 1_000_000
+            if turn > 100 and turn % 4 == 0:
+                engine.use([first + back])
+            returns = (turn % 4 == 0) == (number < wrong_from)
+            engine.use([first + turn], HintKind.WITHIN_20 if returns else HintKind.OVER)
+        if turn > 2000 and turn % 20 == 0:
+            kept += [engine.has([turn - ago])[0] for ago in range(39, 79, 4)]
+    return sum(kept) / len(kept)
+
+
+def test_wrong_hints_of_engines_lower_the_weight_of_those_of_all() -> None:
+    right, wrong = (kept_of_those_that_are_over(LearningIndex(128), wrong_from) for wrong_from in (4, 1))
+    assert right < 0.1 < wrong, (right, wrong)
+
+
 def test_a_hint_expires() -> None:
     engine = LearningIndex(64)
     engine.use([1])

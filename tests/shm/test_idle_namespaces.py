@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import time
+from array import array
 
 import pytest
 
@@ -151,6 +152,31 @@ def test_a_walk_restarts_if_its_page_was_evicted(two: Place) -> None:
     assert drop(two) == ""
     two.store("e")
     assert drop(two) == "other"
+
+
+def limit(place: Place, memory: float, disk: float) -> None:
+    """Sets the minimum shares of the tenant of the namespace "space"."""
+    place.owner.set_quotas(array("d", (0, 1, 0, 1, memory, 1, disk, 1)), ["space"])
+
+
+def test_a_namespace_that_a_minimum_needs_is_not_dropped(two: Place) -> None:
+    limit(two, 1 / GEOMETRY.frames, 0)
+    assert drop(two) == "other"
+    assert (drop(two), two.match("old")) == ("", (1, 1))
+    limit(two, 0, 0)
+    assert drop(two) == "space"
+
+
+def test_a_namespace_that_a_minimum_on_disk_needs_is_not_dropped(disk: Place) -> None:
+    disk.store("old")
+    disk.write()
+    name(disk, "other")
+    disk.store("new")
+    limit(disk, 0, 0.5)
+    assert drop(disk) == "other"
+    assert (drop(disk), disk.match("old")) == ("", (1, 1))
+    limit(disk, 0, 0)
+    assert drop(disk) == "space"
 
 
 def test_copies_on_disk_are_dropped_too(disk: Place) -> None:
