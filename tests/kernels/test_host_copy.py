@@ -1,4 +1,4 @@
-"""The host path compared with plain torch indexing, in all memory of the cache and of the pages."""
+"""The host path compared with the oracle in NumPy (`copy_oracle`), in all memory of the cache and of the pages."""
 
 from __future__ import annotations
 
