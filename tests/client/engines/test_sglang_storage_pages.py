@@ -155,7 +155,7 @@ def test_a_question_of_several_pools_matches_once(daemon: DiskDaemon) -> None:
         assert tokens_by_tier(daemon) == (3 * TOKENS, 3 * TOKENS, 0, 2 * TOKENS)
 
 
-@pytest.mark.parametrize("pool", ["kv", "swa", "mamba"])
+@pytest.mark.parametrize("pool", ["kv", "mamba"])
 def test_a_load_goes_on_to_the_fleet_also_if_nothing_was_asked_before(tmp_path: Path, pool: str) -> None:
     tensors = np.random.default_rng(1).integers(1, 1 << 16, (2, LAYERS, BLOCKS, TOKENS, 2, 8), np.uint16)
     content = tensors.copy()
@@ -172,7 +172,7 @@ def test_a_load_goes_on_to_the_fleet_also_if_nothing_was_asked_before(tmp_path: 
         assert sum(slot.counts.memory_tokens + slot.counts.missed_tokens for slot in counts) == 0
 
 
-@pytest.mark.parametrize("pool", ["kv", "swa", "mamba"])
+@pytest.mark.parametrize("pool", ["kv", "mamba"])
 def test_a_load_reads_pages_that_are_on_disk(daemon: DiskDaemon, pool: str) -> None:
     tensors = np.zeros((2, LAYERS, BLOCKS, TOKENS, 2, 8), np.uint16)
     tensors[:, :, :PAGES] = np.random.default_rng(1).integers(1, 1 << 16, tensors[:, :, :PAGES].shape, np.uint16)
@@ -187,7 +187,7 @@ def test_a_load_reads_pages_that_are_on_disk(daemon: DiskDaemon, pool: str) -> N
         assert np.array_equal(tensors, content)
 
 
-@pytest.mark.parametrize("pool", ["kv", "swa", "mamba"])
+@pytest.mark.parametrize("pool", ["kv", "mamba"])
 def test_a_load_of_pages_that_are_nowhere_does_not_ask_the_daemon(
     daemon: DiskDaemon, standing_clock: VirtualClock, pool: str
 ) -> None:
@@ -206,7 +206,7 @@ def test_a_load_of_pages_that_are_nowhere_does_not_ask_the_daemon(
             daemon.signal(signal.SIGCONT)
 
 
-@pytest.mark.parametrize("pool", ["kv", "swa", "mamba"])
+@pytest.mark.parametrize("pool", ["kv", "mamba"])
 def test_pages_in_memory_stay_while_a_load_waits_for_others(daemon: DiskDaemon, pool: str) -> None:
     tensors = np.random.default_rng(1).integers(1, 1 << 16, (2, LAYERS, BLOCKS, TOKENS, 2, 8), np.uint16)
     content = tensors.copy()
