@@ -33,8 +33,7 @@ def stats(socket: Path, wait: float | None, *, as_json: bool, short: bool) -> No
 
     Exit codes: 0: success; 3: no daemon, or with --wait: engines cannot attach within the time.
     """
-    if as_json and short:
-        raise click.UsageError("--json and --short exclude each other")
+    _check_form(as_json=as_json, short=short)
     if wait is not None:
         _wait(socket, clock.Deadline(wait))
     with daemon_at(socket) as daemon:
@@ -46,6 +45,11 @@ def stats(socket: Path, wait: float | None, *, as_json: bool, short: bool) -> No
         click.echo(one_line(snapshot))
     else:
         _show_tables(snapshot, socket)
+
+
+def _check_form(*, as_json: bool, short: bool) -> None:
+    if as_json and short:
+        raise click.UsageError("--json and --short exclude each other")
 
 
 def _wait(socket: Path, deadline: clock.Deadline) -> None:

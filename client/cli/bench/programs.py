@@ -135,9 +135,12 @@ class Program:
         return Path(shutil.copyfile(self._log, name))
 
     def stop(self) -> bool:
-        """Ends the program and what it has started. Returns whether the program ended by itself when it was asked.
+        """Ends the program and what it has started.
 
         An exception of a signal's handler, such as KeyboardInterrupt, ends the wait for the program, but not more.
+
+        Returns:
+            Whether the program ended by itself when it was asked.
         """
         with ExitStack() as steps:
             steps.callback(self._process.wait)
