@@ -158,6 +158,8 @@ def test_a_daemon_without_stderr_serves_with_its_worker(without: str) -> None:
         daemon.process = process
         assert eventually(daemon.socket.is_socket)
         assert daemon.until(lambda disk: disk.standing is Standing.OPEN)
+        standard = [Path(f"/proc/{process.pid}/fd/{descriptor}").readlink() for descriptor in range(3)]
+        assert not [path for path in standard if path.parent == Path("/dev/shm") or daemon.name in path.name], standard
         with Engine(daemon) as engine:
             daemon.store_through(engine, range(8))
             assert engine.places(range(8)) == {"memory": 8}
