@@ -7,6 +7,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -40,22 +41,23 @@ def status_as(user: int, place: Path, method: str, path: str, body: object = Non
     return int(output)
 
 
-@as_root
-def test_users_may_do_over_http_what_they_may_do_over_the_control_socket() -> None:
-    rules = (
-        "--set",
-        f"access.users={ALICE}",
-        "--set",
-        f"access.watch_users={MALLORY}",
-        "--set",
-        "access.socket_mode=0666",
-    )
+@contextmanager
+def configured(access: str) -> Iterator[tuple[RunningDaemon, Path, str]]:
+    """Yields a daemon with these settings of `access`, its socket for HTTP, and its file without them."""
     with RunningDaemon("1MiB", "64KiB") as daemon:
         folder = Path(daemon.folder.name)
         folder.chmod(0o755)
         place = folder / "http.sock"
         daemon.stop()
-        daemon.start("--set", f"http.listen={place}", *rules)
+        fixed = f'[http]\nlisten = "{place}"\n[access]\nsocket_mode = "0666"\n'
+        daemon.config.write_text(fixed + access)
+        daemon.start()
+        yield daemon, place, fixed
+
+
+@as_root
+def test_users_may_do_over_http_what_they_may_do_over_the_control_socket() -> None:
+    with configured(f"users = [{ALICE}]\nwatch_users = [{MALLORY}]\n") as (daemon, place, _):
         assert stat.S_IMODE(place.stat().st_mode) == 0o666
         with daemon.client() as client:
             client.store(SPACE.keys(range(16)), [bytes(100)])
@@ -74,14 +76,7 @@ def test_users_may_do_over_http_what_they_may_do_over_the_control_socket() -> No
 
 @as_root
 def test_a_reload_changes_what_users_may_do() -> None:
-    with RunningDaemon("1MiB", "64KiB") as daemon:
-        folder = Path(daemon.folder.name)
-        folder.chmod(0o755)
-        place = folder / "http.sock"
-        daemon.stop()
-        fixed = f'[http]\nlisten = "{place}"\n[access]\nsocket_mode = "0666"\n'
-        daemon.config.write_text(fixed)
-        daemon.start()
+    with configured("") as (daemon, place, fixed):
         assert status_as(ALICE, place, "GET", "/v1/stats") == 403
         daemon.reload(f"{fixed}watch_users = [{ALICE}]\n")
         assert eventually(lambda: status_as(ALICE, place, "GET", "/v1/stats") == 200)
@@ -89,14 +84,7 @@ def test_a_reload_changes_what_users_may_do() -> None:
 
 @as_root
 def test_with_authorize_by_socket_all_who_can_connect_may_attach() -> None:
-    with RunningDaemon("1MiB", "64KiB") as daemon:
-        folder = Path(daemon.folder.name)
-        folder.chmod(0o755)
-        place = folder / "http.sock"
-        daemon.stop()
-        fixed = f'[http]\nlisten = "{place}"\n[access]\nsocket_mode = "0666"\n'
-        daemon.config.write_text(f'{fixed}authorize_by = "socket"\n')
-        daemon.start()
+    with configured('authorize_by = "socket"\n') as (daemon, place, fixed):
         with daemon.client() as client:
             client.store(SPACE.keys(range(16)), [bytes(100)])
         assert [status_as(user, place, "POST", "/v1/prefetch", PAGES) for user in (ALICE, MALLORY)] == [202, 202]
