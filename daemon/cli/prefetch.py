@@ -154,6 +154,9 @@ def _read_each(daemon: Daemon, keys: bytes, deadline: Deadline) -> tuple[int, in
 
 def _why_stopped(answer: Fetched, failed: bytes) -> str:
     """Returns why no more pages can be read now, of which `failed` is the outcome of the first; "" if they can."""
-    if not failed or (FetchOutcome.PENDING not in failed and FetchOutcome.IN_MEMORY in answer.outcomes):
+    if not failed:
+        return ""
+    got_none = answer.outcomes[0] == FetchOutcome.NO_ROOM or FetchOutcome.IN_MEMORY not in answer.outcomes
+    if FetchOutcome.PENDING not in failed and not got_none:
         return ""
     return answer.reason or ("" if FetchOutcome.ABSENT in failed else _NO_ROOM)

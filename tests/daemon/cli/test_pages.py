@@ -23,9 +23,9 @@ from pagetier.daemon.cli import ls, prefetch
 from pagetier.daemon.cli.daemon_connection import Daemon
 from pagetier.daemon.stats.page_lookup import LEFT_OUT, PagesOnDisk, pages_to_read
 from pagetier.shm import clock
-from pagetier.shm._core import TierFlag
+from pagetier.shm._core import KEY_BYTES, TierFlag
 from pagetier.shm.exit_codes import Exit
-from pagetier.shm.protocol import Forget, Request
+from pagetier.shm.protocol import Fetched, FetchOutcome, Forget, Request
 from running_daemon import RunningDaemon, namespace
 
 SPACE, OTHER = namespace(), namespace(revision="other")
@@ -391,3 +391,14 @@ def test_a_user_who_may_only_watch_reads_nothing_ahead(tokens_file: str) -> None
         assert looked_up[0] == 0, looked_up
         status, output = output_as(ALICE, imports, code, "pages", "prefetch", *words)
         assert status == Exit.WRONG and f"user {ALICE} may only watch" in output
+
+
+def test_a_first_page_without_room_ends_a_prefetch_although_others_came() -> None:
+    """Another engine had read a later page. The command asked for the first one again and again."""
+    keys = bytes(2 * KEY_BYTES)
+    asked = iter([Fetched(1, bytes([FetchOutcome.NO_ROOM, FetchOutcome.IN_MEMORY]))])
+    daemon: Any = SimpleNamespace(
+        observer=SimpleNamespace(locate=lambda _: bytes([TierFlag.DISK] * 2)), ask=lambda *_: next(asked)
+    )
+    read, gone, why = prefetch._read_each(daemon, keys, clock.Deadline(1.0))
+    assert (read, gone) == (0, 0) and "no room" in why
