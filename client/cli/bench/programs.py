@@ -31,10 +31,11 @@ _BEFORE: Final = r"(?:\([^)]*\) )?(?:[A-Z]+ [-\d]+ [:\d]+ \[[^]]*\] )?"
 _EXCEPTION: Final = re.compile(_BEFORE + r"([A-Za-z_][\w.]*(?:Error|Exception)\b: .*)")
 
 # If this process is killed, the kernel sends the program the signal by which it stops (prctl 1 is PR_SET_PDEATHSIG),
-# which lasts beyond exec. The parent may have ended before that.
+# which lasts beyond exec. The parent may have ended before that. Processes in the background of a shell ignore SIGINT.
 _START: Final = """
-import ctypes, os, sys
+import ctypes, os, signal, sys
 number, parent, *command = sys.argv[1:]
+signal.signal(int(number), signal.SIG_DFL)
 ctypes.CDLL(None).prctl(1, int(number))
 if os.getppid() == int(parent):
     os.execvp(command[0], command)

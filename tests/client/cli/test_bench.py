@@ -261,6 +261,16 @@ def test_an_engine_that_does_not_attach_is_an_error(tmp_path: Path, monkeypatch:
             daemon.wait_for_engine(engine)
 
 
+def test_a_program_heeds_ctrl_c_also_in_the_background_of_a_shell(tmp_path: Path) -> None:
+    heeded = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Program(["sleep", "600"], own_environment(), tmp_path / "log", signal.SIGINT, PATIENCE_S) as program:
+            assert eventually(lambda: arguments_of(program.pid)[:1] == ["sleep"])
+            assert program.stop(), "it had to be killed"
+    finally:
+        signal.signal(signal.SIGINT, heeded)
+
+
 def test_the_memory_of_a_program_includes_what_its_children_have(tmp_path: Path) -> None:
     one = "held = bytes(range(256)) * (1 << 18); print('ready', flush=True); import time; time.sleep(600)"
     command = ["sh", "-c", f'"{sys.executable}" -c "{one}" & "{sys.executable}" -c "{one}" & wait']
