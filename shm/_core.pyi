@@ -860,8 +860,12 @@ class Observer:
         """Returns the status that the disk tier reports; None while it is being changed: call it again."""
     def locate(self, keys: Array, /) -> _Bytes:
         """Returns the tiers of each page now, a TierFlag (u8). Nothing is pinned, stamped or counted."""
-    def pages(self, space: int, /) -> _Bytes:
-        """Returns the pages of a namespace, rows of LISTED_LAYOUT. Walks all entries of the index."""
+    def pages(self, space: int, start: int = ..., entries: int = ..., /) -> _Bytes:
+        """Returns the pages of a namespace in `entries` entries of the index from `start` on, rows of LISTED_LAYOUT.
+
+        Walks these entries: by default all, which takes a tenth of a second for a million. In an event loop,
+        `daemon/stats/page_lookup.py` walks slices.
+        """
 
 @final
 class Owner:

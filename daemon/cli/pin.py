@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -138,7 +139,9 @@ def _send(socket: Path, namespace: str | None, file: IO[bytes] | None, kind: Hin
 def _count_on_disk(observer: Observer, namespace: str | None, keys: bytes | None) -> int:
     """Returns how many of the named pages are only on disk. Raises click.ClickException: no such namespace."""
     spaces = chosen_spaces(observer, namespace)
-    return count_only_on_disk(observer, spaces) if keys is None else only_on_disk(observer.locate(keys))
+    if keys is None:
+        return asyncio.run(count_only_on_disk(observer, spaces))
+    return only_on_disk(observer.locate(keys))
 
 
 def _limit(daemon: Daemon, config: Config) -> str:

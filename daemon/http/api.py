@@ -217,7 +217,7 @@ class Api:
         whole = not body.names_pages and body.hint in (HintName.KEEP, HintName.UNKEEP)
         keys = b"" if whole else body.keys_in(space)
         tiers = await located(self._observer, keys)
-        on_disk = count_only_on_disk(self._observer, [space]) if whole else only_on_disk(tiers)
+        on_disk = await count_only_on_disk(self._observer, [space]) if whole else only_on_disk(tiers)
         user = EVERY_USER if body.hint is HintName.UNKEEP and rights >= Rights.MANAGE else request.peer.user
         hint = HintPages(0, keys, body.hint.kind, body.ttl, space.digest.hex() if whole else None)
         answer = await self._daemon.hint(user, hint)

@@ -7,7 +7,7 @@ which has no memory for numpy, looks pages up too.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from hashlib import sha256
 from heapq import merge
 from itertools import compress, count, islice, takewhile
@@ -19,15 +19,16 @@ from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.namespaces import means, with_pages
 from pagetier.daemon.status.daemon_status import DaemonStatus
 from pagetier.shm._core import KEY_BYTES, LISTED_LAYOUT, NamespaceRecord, Observer, TierFlag
-from pagetier.shm.page_rows import PAGE_KEYS, ColumnType
+from pagetier.shm.page_rows import PAGE_KEYS
 
 AT_ONCE: Final = 1024
 """Pages of one slice, without other work of the event loop: some milliseconds on a slow machine."""
+ENTRIES_AT_ONCE: Final = 8192
+"""Entries of the index that are walked without other work of the event loop: less than a millisecond."""
 _MEMORY: Final = int(TierFlag.MEMORY)
 _TOKEN_BYTES: Final = 4
 _OFFSETS: Final = {name: offset for name, offset, _ in LISTED_LAYOUT.fields}
 _WORD: Final = 8
-_LISTED_PAGES: Final = ColumnType(LISTED_LAYOUT.size)
 _IS_ON_DISK_ONLY: Final = bytes(tiers == TierFlag.DISK for tiers in range(256))
 _IS_IN_MEMORY: Final = bytes(bool(tiers & TierFlag.MEMORY) for tiers in range(256))
 # The largest part of the arena that a namespace's pages may take by a prefetch, as that which may be read at once.
@@ -162,9 +163,20 @@ def only_on_disk(tiers: bytes) -> int:
     return tiers.count(TierFlag.DISK)
 
 
-def count_only_on_disk(observer: Observer, spaces: Sequence[NamespaceRecord]) -> int:
-    """Returns how many pages of these namespaces are only on disk. Walks all entries of the index."""
-    return sum(only_on_disk(_tiers(observer.pages(space.number))) for space in spaces)
+async def count_only_on_disk(observer: Observer, spaces: Sequence[NamespaceRecord]) -> int:
+    """Returns how many pages of these namespaces are only on disk. Walks all entries of the index in slices."""
+    return sum([only_on_disk(_tiers(rows)) async for rows in _slices(observer, spaces)])
+
+
+async def _slices(observer: Observer, spaces: Sequence[NamespaceRecord]) -> AsyncIterator[bytes]:
+    """Yields the pages of namespaces, rows of LISTED_LAYOUT. The event loop does other work after each slice.
+
+    A page that leaves and comes back between two slices may be listed twice or not at all.
+    """
+    for space in spaces:
+        for start in range(0, observer.header().entries, ENTRIES_AT_ONCE):
+            yield observer.pages(space.number, start, ENTRIES_AT_ONCE)
+            await loop_clock.give_way()
 
 
 async def pages_to_read(
@@ -173,10 +185,12 @@ async def pages_to_read(
     """Returns the pages of these namespaces, of which a prefetch reads `most` at most.
 
     There is room for them without pages of these namespaces, those that engines have pinned and those that are kept.
-    The core lists all pages in one call, which walks all entries of the index. Then the event loop does other work
-    after each slice of them. The list has 64 bytes for each page until the end.
+    All entries of the index are walked, then all listed pages, each in slices, after which the event loop does other
+    work. The list has 64 bytes for each page until the end.
     """
-    listed = b"".join(observer.pages(space.number) for space in spaces)
+    listed = bytearray()  # grows where it is, as a rule: joined at the end, all pages would be copied in one turn
+    async for rows in _slices(observer, spaces):
+        listed += rows
     pages = _ListedPages(listed, observer.header().frame_bytes)
     here, room = 0, _room(observer, status, spaces)
     on_disk: list[array[int]] = []
@@ -207,8 +221,8 @@ async def _first_that_fit(pages: _ListedPages, rows: Iterator[int], room: int) -
 class _ListedPages:
     """Pages that an observer has listed, by the number of their row."""
 
-    def __init__(self, listed: bytes, frame_bytes: int) -> None:
-        self._listed = listed
+    def __init__(self, listed: bytearray, frame_bytes: int) -> None:
+        self._listed = memoryview(listed)
         self._sizes = _words(listed, "size")
         self._frame_bytes = frame_bytes
         self.used_ns = _words(listed, "used_ns").__getitem__
@@ -218,8 +232,8 @@ class _ListedPages:
 
     def rows(self, begin: int, tiers: bytes) -> list[int]:
         """Returns those of the slice from row `begin` on whose tiers are marked in a table."""
-        part = _LISTED_PAGES.part(self._listed, begin, begin + AT_ONCE)
-        return list(compress(count(begin), _tiers(part).translate(tiers)))
+        part = self._listed[begin * LISTED_LAYOUT.size : (begin + AT_ONCE) * LISTED_LAYOUT.size]
+        return list(compress(count(begin), _tiers(bytes(part)).translate(tiers)))
 
     def frames(self, row: int) -> int:
         """Returns how many frames a page takes."""
@@ -228,7 +242,7 @@ class _ListedPages:
     def key(self, row: int) -> bytes:
         """Returns the key of a page."""
         begin = row * LISTED_LAYOUT.size + _OFFSETS["key"]
-        return self._listed[begin : begin + KEY_BYTES]
+        return bytes(self._listed[begin : begin + KEY_BYTES])
 
 
 def _room(observer: Observer, status: DaemonStatus, spaces: Sequence[NamespaceRecord]) -> int:
@@ -244,5 +258,5 @@ def _tiers(rows: bytes) -> bytes:
     return rows[_OFFSETS["tiers"] :: LISTED_LAYOUT.size]
 
 
-def _words(rows: bytes, name: str) -> memoryview[int]:
+def _words(rows: bytearray, name: str) -> memoryview[int]:
     return memoryview(rows).cast("Q")[_OFFSETS[name] // _WORD :: LISTED_LAYOUT.size // _WORD]

@@ -228,16 +228,17 @@ static PyObject *observer_locate(Observer *self, PyObject *keys_object)
     return array_open(keys_object, PT_KEY_BYTES, "keys", &keys) ? tiers_of_keys(&self->view, &keys) : NULL;
 }
 
-/* pages(space) -> rows of LISTED_LAYOUT: the pages of a namespace. */
+/* pages(space, start=0, entries=all) -> rows of LISTED_LAYOUT: a namespace's pages in entries from `start` on. */
 static PyObject *observer_pages(Observer *self, PyObject *args)
 {
-    unsigned int space;
+    unsigned int space, start = 0, entries = UINT32_MAX;
     const pt_view *v = &self->view;
-    if (!PyArg_ParseTuple(args, "I", &space))
+    if (!PyArg_ParseTuple(args, "I|II", &space, &start, &entries))
         return NULL;
+    uint64_t end = (uint64_t)start + entries < v->entry_count ? (uint64_t)start + entries : v->entry_count;
     size_t room = 0, count = 0;
     pt_listed *rows = NULL;
-    for (uint32_t entry = 0; entry < v->entry_count; entry++) {
+    for (uint64_t entry = start; entry < end; entry++) {
         if (count == room) {
             pt_listed *larger = realloc(rows, (room = 2 * room + 64) * sizeof *rows);
             if (!larger) {
@@ -246,7 +247,7 @@ static PyObject *observer_pages(Observer *self, PyObject *args)
             }
             rows = larger;
         }
-        count += pt_list_page(v, entry, space, &rows[count]);
+        count += pt_list_page(v, (uint32_t)entry, space, &rows[count]);
     }
     PyObject *made = PyBytes_FromStringAndSize((char *)rows, (Py_ssize_t)(count * sizeof *rows));
     free(rows);

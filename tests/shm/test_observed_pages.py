@@ -28,6 +28,11 @@ def test_pages_are_located_from_their_publication_to_their_end() -> None:
         assert {row["key"].tobytes() for row in rows} == set(keys[:2]) and set(rows["size"]) == {100}
         assert len(observer.pages(numbers[OTHER.digest])) == LISTED_LAYOUT.size
         assert observer.pages(len(numbers)) == b""
+        for entries in (1, 3, observer.header().entries, 2**32 - 1):
+            starts = range(0, observer.header().entries, entries)
+            slices = [observer.pages(numbers[SPACE.digest], start, entries) for start in starts]
+            assert b"".join(slices) == rows.tobytes() and max(map(len, slices)) <= entries * LISTED_LAYOUT.size
+        assert observer.pages(numbers[SPACE.digest], observer.header().entries, 2**32 - 1) == b""
         daemon.flush()
         assert eventually(lambda: observer.locate(keys.data) == bytes(4))
 

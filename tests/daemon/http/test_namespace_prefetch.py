@@ -1,13 +1,15 @@
-"""Tests that a prefetch of a namespace does not hold the loop of the HTTP process, counted by its turns."""
+"""Tests that no request about a whole namespace holds the loop of the HTTP process, counted by its turns."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-from typing import Any, Final, cast
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
+import pytest
 
 from anonymous_segments import Memory
 from counted_instructions import CountedInstructions
@@ -18,18 +20,28 @@ from pagetier.daemon.http.channel_messages import Entrance, Settings
 from pagetier.daemon.http.daemon_channel import DaemonChannel
 from pagetier.daemon.http.http_connection import Request
 from pagetier.daemon.http.peers import HttpCaller
+from pagetier.daemon.stats.page_lookup import ENTRIES_AT_ONCE
 from pagetier.shm._core import KEY_BYTES, LISTED_LAYOUT, Observer, WriteRule
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.page_rows import PAGE_KEYS
-from pagetier.shm.protocol import Fetched, FetchOutcome
+from pagetier.shm.protocol import Fetched, FetchOutcome, HintPages, PagesHinted
 from pagetier.shm.row_arrays import dtype_of
 from seeded_random import chance
 
 FRAME: Final = 4096
 SLICE: Final = 1024  # pages of one turn
-BODY: Final = json.dumps({"namespace": "model"}).encode()
+SPACE: Final = {"namespace": "model"}
 CALLER: Final = HttpCaller(Entrance.SOCKET, Caller(os.getpid(), os.geteuid(), frozenset()))
-REQUEST: Final = Request("POST", "/v1/prefetch", {}, BODY, CALLER)
+PREFETCH: Final = Request("POST", "/v1/prefetch", {}, json.dumps(SPACE).encode(), CALLER)
+KEEP: Final = Request("POST", "/v1/hint", {}, json.dumps(SPACE | {"hint": "keep"}).encode(), CALLER)
+
+
+class Walk(NamedTuple):
+    """A walk over a part of the index, and the turn of the loop in which it was."""
+
+    turn: int
+    start: int
+    entries: int
 
 
 class Daemon:
@@ -38,7 +50,7 @@ class Daemon:
     Attributes:
         observer: Its index.
         asked: The keys of each request.
-        walks: In which turn of the loop each walk over the index began.
+        walks: All walks over the index.
         turns: The turns so far.
         longest: The most instructions in one of them.
     """
@@ -56,7 +68,7 @@ class Daemon:
         index, locks, _ = memory.descriptors
         self.observer = Observer(index, locks)
         self.asked: list[bytes] = []
-        self.walks: list[int] = []
+        self.walks: list[Walk] = []
         self.turns = self.longest = 0
         self._count, self._before = CountedInstructions(), 0
 
@@ -64,24 +76,27 @@ class Daemon:
         """Returns what the observer has, for which this stands too."""
         return getattr(self.observer, name)
 
-    def pages(self, space: int) -> bytes:
-        self.walks.append(self.turns)
-        return self.observer.pages(space)
+    def pages(self, space: int, start: int = 0, entries: int = 2**32 - 1) -> bytes:
+        self.walks.append(Walk(self.turns, start, entries))
+        return self.observer.pages(space, start, entries)
 
     async def fetch(self, _user: int, keys: bytes, _timeout: float) -> Fetched:
         self.asked.append(keys)
         return Fetched(0, bytes([FetchOutcome.IN_MEMORY]) * PAGE_KEYS.count(keys))
 
-    def prefetch(self, times: int = 1) -> None:
-        """Serves that many prefetches of the namespace, which come at once."""
-        with self._count.counted():
-            asyncio.run(self._serve(times))
+    async def hint(self, _user: int, _hint: HintPages) -> PagesHinted:
+        return PagesHinted(0, 0, 0)
 
-    async def _serve(self, times: int) -> None:
+    def serve(self, *requests: Request) -> None:
+        """Serves requests that come at once."""
+        with self._count.counted():
+            asyncio.run(self._serve(*requests))
+
+    async def _serve(self, *requests: Request) -> None:
         api = Api(cast("Observer", self), cast("DaemonChannel", self), cast("Any", None), cast("Any", None))
         self._note_turn()
-        responses = await asyncio.gather(*[api.respond(REQUEST) for _ in range(times)])
-        assert [response.status for response in responses] == [202] * times, responses
+        responses = await asyncio.gather(*map(api.respond, requests))
+        assert all(response.status in (200, 202) for response in responses), responses
 
     def _note_turn(self) -> None:
         self.turns += 1
@@ -92,15 +107,24 @@ class Daemon:
 
 def test_the_loop_has_its_turn_after_a_bounded_number_of_steps_however_many_pages_there_are() -> None:
     few, many = (Daemon(slices * SLICE, frames=slices * SLICE) for slices in (4, 16))
-    few.prefetch()
-    many.prefetch()
+    few.serve(PREFETCH)
+    many.serve(PREFETCH)
     assert many.turns >= 16, "one slice in a turn"
     assert 0 < many.longest < 1.1 * few.longest, f"{few.longest} instructions in a turn, then {many.longest}"
 
 
+@pytest.mark.parametrize("request_", [PREFETCH, KEEP], ids=["prefetch", "keep"])
+def test_the_loop_has_its_turn_after_each_slice_of_the_index(request_: Request) -> None:
+    daemon = Daemon(2 * ENTRIES_AT_ONCE, frames=ENTRIES_AT_ONCE)
+    daemon.serve(request_)
+    slices = range(0, 3 * ENTRIES_AT_ONCE + 1, ENTRIES_AT_ONCE)
+    assert [(walk.start, walk.entries) for walk in daemon.walks] == [(start, ENTRIES_AT_ONCE) for start in slices]
+    assert len({walk.turn for walk in daemon.walks}) == len(slices)
+
+
 def test_the_last_used_pages_are_read_of_all_slices() -> None:
     daemon = Daemon(5 * SLICE, frames=2 * SLICE)
-    daemon.prefetch()
+    daemon.serve(PREFETCH)
     rows = np.frombuffer(daemon.observer.pages(0), dtype_of(LISTED_LAYOUT))
     last_used_first = rows["key"][np.argsort(rows["used_ns"])[::-1]]
     assert daemon.asked == [b"".join(key.tobytes() for key in last_used_first[: int(0.9 * 2 * SLICE)])]
@@ -108,6 +132,7 @@ def test_the_last_used_pages_are_read_of_all_slices() -> None:
 
 def test_the_pages_of_one_namespace_are_listed_at_a_time() -> None:
     daemon = Daemon(4 * SLICE, frames=SLICE)
-    daemon.prefetch(times=3)
-    assert len(daemon.walks) == 3
-    assert all(later - earlier >= 4 for earlier, later in zip(daemon.walks, daemon.walks[1:], strict=False))
+    daemon.serve(PREFETCH, PREFETCH, PREFETCH)
+    turns = [walk.turn for walk in daemon.walks if not walk.start]
+    assert len(turns) == 3
+    assert all(later - earlier >= 4 for earlier, later in pairwise(turns))
