@@ -14,7 +14,6 @@ from pagetier.daemon.cli.number_types import WholeNumber
 from pagetier.daemon.cli.page_arguments import named_space
 from pagetier.daemon.cli.tier_text import why_unlisted
 from pagetier.daemon.common.namespaces import with_pages
-from pagetier.daemon.stats.snapshot_reader import read_status
 from pagetier.shm import clock
 from pagetier.shm._core import LISTED_LAYOUT, NamespaceRecord, Observer
 from pagetier.shm.units import format_size, spell_duration
@@ -74,7 +73,7 @@ def ls(socket: Path, namespace: str | None, named: str | None, most: int, show: 
     """
     wanted = _one_of(namespace, named)
     with daemon_at(socket) as daemon:
-        incomplete = why_unlisted(read_status(daemon.observer).disk, daemon.extras)
+        incomplete = why_unlisted(daemon.observer, daemon.extras)
         if wanted is None:
             namespaces = _namespaces(daemon.observer, most + 1)
             _print_namespaces(namespaces[:most], show, incomplete)

@@ -18,7 +18,6 @@ from pagetier.daemon.cli.tier_text import why_unlisted
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.peer_credentials import Rights
 from pagetier.daemon.stats.page_lookup import count_only_on_disk, only_on_disk
-from pagetier.daemon.stats.snapshot_reader import read_status
 from pagetier.shm._core import HintKind, Observer
 from pagetier.shm.page_rows import PAGE_KEYS
 from pagetier.shm.protocol import HINTS, HintPages, PagesHinted
@@ -121,7 +120,7 @@ def _send(socket: Path, namespace: str | None, file: IO[bytes] | None, kind: Hin
     keys = None if file is None else keys_in(file)
     with daemon_at(socket, Rights.ATTACH) as daemon:
         limit = _limit(daemon, _check(daemon))
-        unlisted = why_unlisted(read_status(daemon.observer).disk, daemon.extras) if keys is None else ""
+        unlisted = why_unlisted(daemon.observer, daemon.extras) if keys is None else ""
         on_disk = _count_on_disk(daemon.observer, namespace, keys)
         parts = [b""] if keys is None else list(PAGE_KEYS.batches(keys, BATCH_PAGES))
         answers = [

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from itertools import compress
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Final
+from typing import IO
 
 import click
 import msgspec
@@ -20,18 +19,13 @@ from pagetier.daemon.cli.page_arguments import (
 )
 from pagetier.daemon.cli.tier_text import why_unlisted
 from pagetier.daemon.host.peer_credentials import Rights
-from pagetier.daemon.stats.page_lookup import LEFT_OUT, in_memory, no_chain, pages_to_read
+from pagetier.daemon.stats.namespace_reads import ABSENT, AT_ONCE, NO_ROOM, NamespaceReads
+from pagetier.daemon.stats.page_lookup import in_memory, no_chain, pages_to_read
 from pagetier.daemon.stats.snapshot_reader import read_status
 from pagetier.shm.clock import Deadline
 from pagetier.shm.page_rows import PAGE_KEYS
 from pagetier.shm.protocol import PREFETCH, Fetch, Fetched, FetchOutcome
 from pagetier.shm.units import counted
-
-# Pages of a request. The daemon begins their reads in one turn, in about 15 ms, while others wait.
-_AT_ONCE: Final = 1 << 12
-_ABSENT: Final = "the other pages are in no tier, or behind one that is not"
-_NO_ROOM: Final = "memory has no room for the other pages: what is in it is in use, pinned or protected by a quota"
-_GONE: Final = "no longer on disk, or unreadable"
 
 
 class PrefetchOutcome(msgspec.Struct, frozen=True):
@@ -73,7 +67,7 @@ def prefetch(
             outcome = _read_namespaces(daemon, namespace, timeout)
         else:
             space, keys = named_pages(daemon.observer, namespace, keys_file, tokens_file)
-            outcome = _read_prompt(daemon, keys, timeout, _ABSENT if tokens_file is None else no_chain(space))
+            outcome = _read_prompt(daemon, keys, timeout, ABSENT if tokens_file is None else no_chain(space))
     text = f"{counted(outcome.read, 'page')} read: {outcome.in_memory:,} of {counted(outcome.pages, 'page')} in memory"
     click.echo(msgspec.json.encode(outcome) if show else text)
     _end(outcome)
@@ -96,7 +90,7 @@ def _read_prompt(daemon: Daemon, keys: bytes, timeout: float, none: str) -> Pref
     parts = list(_parts(daemon, keys, timeout))
     outcomes, pages = b"".join(part.outcomes for part in parts), PAGE_KEYS.count(keys)
     there = outcomes.count(FetchOutcome.IN_MEMORY)
-    why = _NO_ROOM if FetchOutcome.NO_ROOM in outcomes else _ABSENT if there else none
+    why = NO_ROOM if FetchOutcome.NO_ROOM in outcomes else ABSENT if there else none
     reason = next((part.reason for part in parts if part.reason), why) if there < pages else ""
     return PrefetchOutcome(pages, there, reason, max(0, there - before))
 
@@ -104,7 +98,7 @@ def _read_prompt(daemon: Daemon, keys: bytes, timeout: float, none: str) -> Pref
 def _parts(daemon: Daemon, keys: bytes, timeout: float) -> Iterator[Fetched]:
     """Yields the outcomes of the pages, a part at a time, up to the first part that is not in memory as a whole."""
     deadline = Deadline(timeout)
-    for number, asked in enumerate(PAGE_KEYS.batches(keys, _AT_ONCE), 1):
+    for number, asked in enumerate(PAGE_KEYS.batches(keys, AT_ONCE), 1):
         part = daemon.ask(Fetch(number, asked, deadline.left), Fetched)
         yield part
         if set(part.outcomes) - {FetchOutcome.IN_MEMORY}:
@@ -114,49 +108,8 @@ def _parts(daemon: Daemon, keys: bytes, timeout: float) -> Iterator[Fetched]:
 def _read_namespaces(daemon: Daemon, namespace: str, timeout: float) -> PrefetchOutcome:
     spaces = chosen_spaces(daemon.observer, namespace)
     found = asyncio.run(pages_to_read(daemon.observer, read_status(daemon.observer), spaces))
-    read, gone, why = _read_each(daemon, found.keys, Deadline(timeout))
-    missing = found.pages - found.in_memory - read
-    unlisted = why_unlisted(read_status(daemon.observer).disk, daemon.extras)
-    reasons = {LEFT_OUT: found.left_out, unlisted or _GONE: gone, why: missing - found.left_out - gone}
-    reason = f"{counted(missing, 'page')} not read: {_listed(reasons)}" if missing else unlisted
-    return PrefetchOutcome(found.pages, found.in_memory + read, reason, read)
-
-
-def _listed(reasons: Mapping[str, int]) -> str:
-    """Returns the reasons that apply to pages; if there are several, with the number of pages of each."""
-    given = {why: pages for why, pages in reasons.items() if pages}
-    return next(iter(given)) if len(given) == 1 else ", ".join(f"{pages:,} ({why})" for why, pages in given.items())
-
-
-def _read_each(daemon: Daemon, keys: bytes, deadline: Deadline) -> tuple[int, int, str]:
-    """Reads pages, which need not follow one another.
-
-    Returns:
-        How many were read, how many are in no tier or could not be read, and why the others were not read, if any.
-    """
-    read, gone, why = 0, 0, ""
-    while keys and not why:
-        asked = PAGE_KEYS.part(keys, 0, _AT_ONCE)
-        # The daemon reads no page behind an absent one, so those that have left the disk by now are left out.
-        there = b"".join(compress(PAGE_KEYS.split(asked), daemon.observer.locate(asked)))
-        answer = daemon.ask(Fetch(1, there, deadline.left), Fetched) if there else Fetched(1, b"")
-        first = len(answer.outcomes) - len(answer.outcomes.lstrip(bytes([FetchOutcome.IN_MEMORY])))
-        failed = answer.outcomes[first : first + 1]
-        why = _why_stopped(answer, failed)
-        # An absent page left the disk just now. Those without room find it when the first ones have been read.
-        absent = 0 if why else failed.count(FetchOutcome.ABSENT)
-        rest = PAGE_KEYS.part(there, first + absent, _AT_ONCE)
-        read += first
-        gone += PAGE_KEYS.count(asked) - first - PAGE_KEYS.count(rest)
-        keys = rest + PAGE_KEYS.part(keys, _AT_ONCE, PAGE_KEYS.count(keys))
-    return read, gone, why
-
-
-def _why_stopped(answer: Fetched, failed: bytes) -> str:
-    """Returns why no more pages can be read now, of which `failed` is the outcome of the first; "" if they can."""
-    if not failed:
-        return ""
-    got_none = answer.outcomes[0] == FetchOutcome.NO_ROOM or FetchOutcome.IN_MEMORY not in answer.outcomes
-    if FetchOutcome.PENDING not in failed and not got_none:
-        return ""
-    return answer.reason or ("" if FetchOutcome.ABSENT in failed else _NO_ROOM)
+    reads, deadline = NamespaceReads(daemon.observer, found), Deadline(timeout)
+    while keys := reads.next_keys():
+        reads.take(daemon.ask(Fetch(1, keys, deadline.left), Fetched))
+    reason = reads.reason(why_unlisted(daemon.observer, daemon.extras))
+    return PrefetchOutcome(found.pages, found.in_memory + reads.read, reason, reads.read)

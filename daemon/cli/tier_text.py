@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from pagetier.daemon.status.disk_report import DeviceReport, DiskReport, Standing
+from pagetier.daemon.stats.snapshot_reader import read_status
+from pagetier.daemon.status.disk_report import DeviceReport, DiskReport
 from pagetier.shm import clock
+from pagetier.shm._core import Observer
 from pagetier.shm.protocol import DISK
 
 _AT_OPENING: Final = {"new": "new and empty"}
@@ -27,10 +29,6 @@ def synced(disk: DiskReport | DeviceReport) -> str:
     return f"synced {ago:.0f} s ago; a power loss takes what was written since"
 
 
-def why_unlisted(disk: DiskReport, extras: Collection[str]) -> str:
+def why_unlisted(observer: Observer, extras: Collection[str]) -> str:
     """Returns why a daemon with these extras does not list its pages on disk; "" if it does."""
-    if DISK not in extras or disk.standing is Standing.OPEN:
-        return ""
-    if disk.standing is Standing.DOWN:
-        return f"the disk tier is down, so its pages are not listed: {disk.trouble}"
-    return "the disk tier is being opened, so its pages are not listed yet"
+    return read_status(observer).disk.why_unlisted if DISK in extras else ""

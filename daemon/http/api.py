@@ -30,10 +30,10 @@ from pagetier.daemon.http.http_connection import HttpError, Request, Response, e
 from pagetier.daemon.http.located_pages import located
 from pagetier.daemon.http.openapi import description
 from pagetier.daemon.http.peers import as_bearer, has_token
-from pagetier.daemon.http.prefetches import Prefetches
+from pagetier.daemon.http.prefetches import Prefetches, why_unlisted
 from pagetier.daemon.index.hint_requests import EVERY_USER
 from pagetier.daemon.stats.page_lookup import (
-    LEFT_OUT,
+    PagesOnDisk,
     UnknownNamespaceError,
     count_only_on_disk,
     found_pages,
@@ -50,6 +50,7 @@ from pagetier.shm.protocol import HintPages
 
 _OPEN: Final = frozenset({"/metrics", "/healthz"})
 _PREFETCH: Final = "/v1/prefetch/"
+_NOT_KEPT: Final = "pages that are only on disk are not kept"
 _BEARER: Final = "Bearer"
 _BASIC: Final = 'Basic realm="pagetier: any name, the token as password"'
 _MISSING: Final = {
@@ -95,8 +96,7 @@ class Api:
         self._daemon = daemon
         self._render = render
         self._show = show
-        self._prefetches = Prefetches(observer)
-        self._underway: set[asyncio.Task[None]] = set()
+        self._prefetches = Prefetches(observer, daemon)
         self._listing = asyncio.Lock()  # a list of a million pages takes 64 MB: there is one at a time
         self._routes: Mapping[tuple[str, str], Route] = {
             ("GET", "/"): Route(Rights.WATCH, self._page, _BASIC),
@@ -181,29 +181,19 @@ class Api:
 
     async def _prefetch(self, request: Request) -> Response:
         body, user = read_body(request.body, PrefetchBody), request.peer.user
-        keys, left_out, note = await self._pages_to_read(body)
-        number = self._prefetches.begin(user, keys, left_out, note)
-        task = asyncio.create_task(self._read(number, user, keys, body.timeout))
-        self._underway.add(task)
-        task.add_done_callback(self._underway.discard)
-        accepted = msgspec.json.encode(PrefetchAccepted(number, PAGE_KEYS.count(keys) + left_out))
-        return Response(accepted, HTTPStatus.ACCEPTED, headers=(("Location", _PREFETCH + number),))
-
-    async def _pages_to_read(self, body: PrefetchBody) -> tuple[bytes, int, str]:
-        """Returns the keys of the pages, how many others are left out, and why not all can be read, if they cannot."""
         if body.names_pages:
             space, keys = self._pages(body)
-            return keys, 0, _note(body, space, await located(self._observer, keys))
-        space = self._space(body)
-        async with self._listing:
-            found = await pages_to_read(self._observer, read_status(self._observer), [space], MOST_PAGES)
-        return found.keys, found.left_out, LEFT_OUT if found.left_out else ""
+            note = _note(body, space, await located(self._observer, keys))
+            number, pages = self._prefetches.read_prompt(user, keys, body.timeout, note), PAGE_KEYS.count(keys)
+        else:
+            found = await self._pages_to_read(self._space(body))
+            number, pages = self._prefetches.read_namespace(user, found, body.timeout), found.pages - found.in_memory
+        accepted = msgspec.json.encode(PrefetchAccepted(number, pages))
+        return Response(accepted, HTTPStatus.ACCEPTED, headers=(("Location", _PREFETCH + number),))
 
-    async def _read(self, number: str, user: int, keys: bytes, timeout: float) -> None:
-        try:
-            self._prefetches.end(number, await self._daemon.fetch(user, keys, timeout))
-        except HttpError as error:
-            await self._prefetches.give_up(number, str(error))
+    async def _pages_to_read(self, space: NamespaceRecord) -> PagesOnDisk:
+        async with self._listing:
+            return await pages_to_read(self._observer, read_status(self._observer), [space], MOST_PAGES)
 
     async def _prefetch_status(self, request: Request) -> Response:
         status = await self._prefetches.status(request.path.removeprefix(_PREFETCH), request.peer.user)
@@ -224,7 +214,9 @@ class Api:
         if answer.trouble:
             raise HttpError(HTTPStatus.CONFLICT, answer.trouble)
         pages = answer.pages + on_disk * whole  # of a namespace, the daemon counts those in memory
-        return _json(HintResult(pages, answer.applied, answer.kept_bytes, on_disk, _note(body, space, tiers)))
+        unlisted = why_unlisted(self._observer, self._daemon.settings) if whole and body.hint is HintName.KEEP else ""
+        note = f"{_NOT_KEPT}: {unlisted}" if unlisted else _note(body, space, tiers)
+        return _json(HintResult(pages, answer.applied, answer.kept_bytes, on_disk, note))
 
     def _pages(self, body: PagesBody) -> tuple[NamespaceRecord, bytes]:
         """Returns the namespace and the keys of the pages that a body names."""

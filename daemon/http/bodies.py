@@ -136,10 +136,10 @@ class PrefetchStatus(msgspec.Struct, frozen=True, kw_only=True):
         state: reading or done.
         pages: Pages that were asked for.
         in_memory: Pages that can be matched now.
-        pending: Pages that are being read.
-        absent: Pages that are in no tier, those behind them, and those that could not be read.
-        no_room: Pages for which there is no memory, or no share of it.
-        reason: Why pages are not in memory, "" if there is nothing to say.
+        pending: Pages that are being read; at the timeout also the rest of a namespace.
+        absent: Pages that are in no tier, those of a prompt behind them, and those that could not be read.
+        no_room: Pages for which there is no memory, or no share of it, or that are too many for a request.
+        reason: Why pages are not in memory, as `pagetier pages prefetch` says it, "" if there is nothing to say.
     """
 
     state: PrefetchState
@@ -159,7 +159,7 @@ class HintResult(msgspec.Struct, frozen=True):
         applied: Those to which the hint applies now.
         kept_bytes: All bytes that are kept in memory by request.
         only_on_disk: Those that are only on disk, which cannot be kept: prefetch them.
-        note: Why the hint applies to no page, "" if there is nothing to say.
+        note: Why the hint applies to no page, or why pages only on disk are not known, "" if there is nothing to say.
     """
 
     pages: int

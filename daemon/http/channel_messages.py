@@ -30,10 +30,17 @@ class Entrance(Enum):
 
 
 class Settings(_HttpMessage, frozen=True):
-    """What a reload may change: who may do what, and the token for ports, "" if there is none."""
+    """What a reload may change.
+
+    Attributes:
+        access: Who may do what.
+        token: The token for ports, "" if there is none.
+        has_disk: Whether there is a disk tier, which may not be open.
+    """
 
     access: AccessOptions
     token: str = ""
+    has_disk: bool = False
 
 
 class ServeHttp(_HttpMessage, frozen=True):

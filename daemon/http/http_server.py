@@ -59,7 +59,7 @@ class HttpServer:
         self._config = config
         self._service = service
         self._loop = asyncio.get_running_loop()
-        self._settings = Settings(config.access, read_token(config.http.token_file))
+        self._settings = Settings(config.access, read_token(config.http.token_file), bool(config.disk.size))
         self._sockets = ListeningSockets(config)
         self._process: _HttpProcess | None = None
         self._again: asyncio.TimerHandle | None = None
@@ -75,7 +75,7 @@ class HttpServer:
             token = read_token(self._config.http.token_file)
         except ConfigError as error:
             log.error("the previous token stays in force: %s", error, extra=event("token_refused"))
-        self._settings = Settings(config.access, token)
+        self._settings = Settings(config.access, token, bool(config.disk.size))
         if self._process is not None:
             self._process.send(self._settings)
 

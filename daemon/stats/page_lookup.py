@@ -145,12 +145,14 @@ class PagesOnDisk(msgspec.Struct, frozen=True, kw_only=True):
         in_memory: Those in memory.
         keys: The keys of those that are only on disk, the last used first, as many as memory has room for.
         left_out: How many others are only on disk.
+        why_left_out: Why, if there are any.
     """
 
     pages: int
     in_memory: int
     keys: bytes
     left_out: int
+    why_left_out: str = LEFT_OUT
 
 
 def in_memory(tiers: bytes) -> int:
@@ -202,7 +204,8 @@ async def pages_to_read(
         on_disk.append(array("I", sorted(pages.rows(begin, _IS_ON_DISK_ONLY), key=pages.used_ns, reverse=True)))
     keys = await _first_that_fit(pages, islice(merge(*on_disk, key=pages.used_ns, reverse=True), most), room)
     left_out = len(pages) - here - PAGE_KEYS.count(keys)
-    return PagesOnDisk(pages=len(pages), in_memory=here, keys=keys, left_out=left_out)
+    why = f"a request reads at most {most:,} pages" if PAGE_KEYS.count(keys) == most else LEFT_OUT
+    return PagesOnDisk(pages=len(pages), in_memory=here, keys=keys, left_out=left_out, why_left_out=why)
 
 
 async def _first_that_fit(pages: _ListedPages, rows: Iterator[int], room: int) -> bytes:

@@ -121,6 +121,15 @@ class DiskReport(_FilesReport, frozen=True, kw_only=True):
         return _state(self.standing, pages, self.expected_pages)
 
     @property
+    def why_unlisted(self) -> str:
+        """Why a daemon that has a disk tier does not list its pages on disk; "" if it does."""
+        if self.standing is Standing.OPEN:
+            return ""
+        if self.standing is Standing.DOWN:
+            return f"the disk tier is down, so its pages are not listed: {self.trouble}"
+        return "the disk tier is being opened, so its pages are not listed yet"
+
+    @property
     def several(self) -> bool:
         """Whether the tier has more than one device."""
         return len(self.devices) > 1

@@ -21,6 +21,7 @@ from other_users import ALICE, as_root, output_as
 from pagetier.client import Client, Namespace
 from pagetier.daemon.cli import ls, prefetch
 from pagetier.daemon.cli.daemon_connection import Daemon
+from pagetier.daemon.stats.namespace_reads import NamespaceReads
 from pagetier.daemon.stats.page_lookup import LEFT_OUT, PagesOnDisk, pages_to_read
 from pagetier.shm import clock
 from pagetier.shm._core import KEY_BYTES, TierFlag
@@ -395,10 +396,10 @@ def test_a_user_who_may_only_watch_reads_nothing_ahead(tokens_file: str) -> None
 
 def test_a_first_page_without_room_ends_a_prefetch_although_others_came() -> None:
     """Another engine had read a later page. The command asked for the first one again and again."""
-    keys = bytes(2 * KEY_BYTES)
-    asked = iter([Fetched(1, bytes([FetchOutcome.NO_ROOM, FetchOutcome.IN_MEMORY]))])
-    daemon: Any = SimpleNamespace(
-        observer=SimpleNamespace(locate=lambda _: bytes([TierFlag.DISK] * 2)), ask=lambda *_: next(asked)
-    )
-    read, gone, why = prefetch._read_each(daemon, keys, clock.Deadline(1.0))
-    assert (read, gone) == (0, 0) and "no room" in why
+    observer: Any = SimpleNamespace(locate=lambda _: bytes([TierFlag.DISK] * 2))
+    found = PagesOnDisk(pages=2, in_memory=0, keys=bytes(2 * KEY_BYTES), left_out=0)
+    reads = NamespaceReads(observer, found)
+    assert reads.next_keys() == found.keys
+    reads.take(Fetched(1, bytes([FetchOutcome.NO_ROOM, FetchOutcome.IN_MEMORY])))
+    assert not reads.next_keys()
+    assert (reads.read, reads.gone, reads.unread) == (0, 0, 2) and "no room" in reads.reason("")

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from openapi_spec_validator import validate
 
+from bare_engine import SPACE as ENGINES
+from bare_engine import Engine
 from core_records import lock_words
-from disk_daemon import FRAME, DiskDaemon, write_through
+from disk_daemon import FRAME, FRAMES, DiskDaemon, write_through
 from eventually import eventually
 from http_calls import call, request
 from pagetier.client import Client, Keys
@@ -150,7 +152,26 @@ def until_done(place: Path, number: str) -> dict[str, Any]:
 def test_a_prefetch_of_absent_pages_says_so(place: Path, client: Client) -> None:
     absent = SPACE.keys(range(1 << 20, (1 << 20) + 32))
     number = call(place, "POST", "/v1/prefetch", named(absent))[1]["id"]
-    assert until_done(place, number)["absent"] == 2
+    status = until_done(place, number)
+    assert (status["absent"], "in no tier" in status["reason"]) == (2, True), status
+
+
+def test_a_disk_that_is_away_is_why_pages_of_a_namespace_are_not_read_or_kept(tmp_path: Path) -> None:
+    place, space = tmp_path / "http.sock", {"namespace": ENGINES.name}
+    with DiskDaemon(FRAMES, "64MiB", "--set", f"http.listen={place}") as daemon, Engine(daemon) as engine:
+        daemon.store_through(engine, range(2))
+
+        def answers() -> tuple[str, str, str]:
+            read = until_done(place, call(place, "POST", "/v1/prefetch", space)[1]["id"])["reason"]
+            kept, unkept = (call(place, "POST", "/v1/hint", space | {"hint": hint})[1] for hint in ("keep", "unkeep"))
+            assert (kept["pages"], kept["applied"]) == (2, 2)
+            return read, kept["note"], unkept["note"]
+
+        with daemon.away():
+            read, kept, unkept = answers()
+            assert "the disk tier is down, so its pages are not listed: " in read and "is a file" in read
+            assert (kept, unkept) == (f"pages that are only on disk are not kept: {read}", "")
+        assert answers() == ("", "", "")
 
 
 def test_hints_apply_to_pages(daemon: DiskDaemon, client: Client, place: Path) -> None:

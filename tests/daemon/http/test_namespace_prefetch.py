@@ -20,7 +20,9 @@ from pagetier.daemon.http.channel_messages import Entrance, Settings
 from pagetier.daemon.http.daemon_channel import DaemonChannel
 from pagetier.daemon.http.http_connection import Request
 from pagetier.daemon.http.peers import HttpCaller
-from pagetier.daemon.stats.page_lookup import ENTRIES_AT_ONCE
+from pagetier.daemon.stats.namespace_reads import NO_ROOM
+from pagetier.daemon.stats.page_lookup import ENTRIES_AT_ONCE, LEFT_OUT, pages_to_read
+from pagetier.daemon.status.daemon_status import DaemonStatus
 from pagetier.shm._core import KEY_BYTES, LISTED_LAYOUT, Observer, WriteRule
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.page_rows import PAGE_KEYS
@@ -50,6 +52,7 @@ class Daemon:
     Attributes:
         observer: Its index.
         asked: The keys of each request.
+        answers: Its answers to the first requests, before it reads all pages.
         walks: All walks over the index.
         turns: The turns so far.
         longest: The most instructions in one of them.
@@ -68,6 +71,7 @@ class Daemon:
         index, locks, _ = memory.descriptors
         self.observer = Observer(index, locks)
         self.asked: list[bytes] = []
+        self.answers: list[Fetched] = []
         self.walks: list[Walk] = []
         self.turns = self.longest = 0
         self._count, self._before = CountedInstructions(), 0
@@ -82,6 +86,8 @@ class Daemon:
 
     async def fetch(self, _user: int, keys: bytes, _timeout: float) -> Fetched:
         self.asked.append(keys)
+        if self.answers:
+            return self.answers.pop(0)
         return Fetched(0, bytes([FetchOutcome.IN_MEMORY]) * PAGE_KEYS.count(keys))
 
     async def hint(self, _user: int, _hint: HintPages) -> PagesHinted:
@@ -92,8 +98,26 @@ class Daemon:
         with self._count.counted():
             asyncio.run(self._serve(*requests))
 
+    def prefetch(self) -> dict[str, Any]:
+        """Serves a prefetch of the namespace. Returns its status at the end."""
+        return asyncio.run(self._prefetch())
+
+    async def _prefetch(self) -> dict[str, Any]:
+        api = self._api()
+        accepted = json.loads((await api.respond(PREFETCH)).body)
+        status = {"state": "reading"}
+        while status["state"] != "done":
+            status = json.loads(
+                (await api.respond(Request("GET", f"/v1/prefetch/{accepted['id']}", {}, b"", CALLER))).body
+            )
+        assert accepted["pages"] == status["pages"]
+        return status
+
+    def _api(self) -> Api:
+        return Api(cast("Observer", self), cast("DaemonChannel", self), cast("Any", None), cast("Any", None))
+
     async def _serve(self, *requests: Request) -> None:
-        api = Api(cast("Observer", self), cast("DaemonChannel", self), cast("Any", None), cast("Any", None))
+        api = self._api()
         self._note_turn()
         responses = await asyncio.gather(*map(api.respond, requests))
         assert all(response.status in (200, 202) for response in responses), responses
@@ -136,3 +160,38 @@ def test_the_pages_of_one_namespace_are_listed_at_a_time() -> None:
     turns = [walk.turn for walk in daemon.walks if not walk.start]
     assert len(turns) == 3
     assert all(later - earlier >= 4 for earlier, later in pairwise(turns))
+
+
+def test_pages_that_have_just_left_the_disk_do_not_keep_others_of_the_namespace_from_being_read() -> None:
+    daemon = Daemon(10, frames=20)
+    daemon.answers = [Fetched(0, bytes([FetchOutcome.IN_MEMORY] * 3 + [FetchOutcome.ABSENT] * 7))]
+    status = daemon.prefetch()
+    assert list(map(PAGE_KEYS.count, daemon.asked)) == [10, 6]
+    assert (status["in_memory"], status["absent"], status["no_room"]) == (9, 1, 0)
+    assert status["reason"] == "1 page not read: no longer on disk, or unreadable"
+
+
+def test_a_prefetch_reads_on_when_there_is_room_again_and_says_why_the_rest_was_not_read() -> None:
+    daemon = Daemon(30, frames=20)  # of which 18 are nine tenths
+    full = [FetchOutcome.NO_ROOM]
+    daemon.answers = [Fetched(0, bytes([FetchOutcome.IN_MEMORY] * 8 + full * 10)), Fetched(0, bytes(full * 10))]
+    status = daemon.prefetch()
+    assert (status["pages"], status["in_memory"], status["no_room"]) == (30, 8, 22)
+    assert status["reason"] == f"22 pages not read: 12 ({LEFT_OUT}), 10 ({NO_ROOM})"
+
+
+@pytest.mark.parametrize(("outcome", "counter"), [(FetchOutcome.PENDING, "pending"), (FetchOutcome.ABSENT, "absent")])
+def test_the_daemons_reason_ends_a_prefetch(outcome: FetchOutcome, counter: str) -> None:
+    daemon = Daemon(10, frames=20)
+    daemon.answers = [Fetched(0, bytes([outcome] * 10), "the reason")]
+    status = daemon.prefetch()
+    assert len(daemon.asked) == 1
+    assert (status[counter], status["reason"]) == (10, "10 pages not read: the reason")
+
+
+def test_a_limit_of_the_request_is_why_pages_are_left_out() -> None:
+    daemon = Daemon(30, frames=100)
+    for most, why in ((5, "a request reads at most 5 pages"), (30, "")):
+        found = asyncio.run(pages_to_read(daemon.observer, DaemonStatus(), daemon.observer.spaces(), most))
+        assert (PAGE_KEYS.count(found.keys), found.left_out) == (most, 30 - most)
+        assert found.why_left_out == why or not why
