@@ -68,7 +68,7 @@ class Keys(msgspec.Struct, frozen=True):
             raise TypeError(f"namespace must be a Namespace, not {_type_name(self.namespace)}")
         if not isinstance(self.data, bytes):
             raise TypeError(f"keys must be bytes, not {_type_name(self.data)}")
-        if not PAGE_KEYS.is_whole(self.data):
+        if len(self.data) % KEY_BYTES:
             raise ValueError(f"keys have {KEY_BYTES} bytes each: {len(self.data)} is not a multiple of that")
 
     def __eq__(self, other: object) -> bool:
@@ -100,8 +100,8 @@ class Keys(msgspec.Struct, frozen=True):
         return Keys(self.namespace, PAGE_KEYS.part(self.data, start, stop), self._prompts_of(start, stop))
 
     def _prompts_of(self, start: int, stop: int) -> tuple[Prompt, ...]:
-        if not self.prompts:
-            return ()
+        if not self.prompts or (not start and len(self.prompts) == 1):
+            return self.prompts  # as in most matches
         prompts = [Prompt(*prompt) for prompt in self.prompts]
         later = (prompt._replace(begin=prompt.begin - start) for prompt in prompts if start < prompt.begin < stop)
         return (self._prompt_at(start, prompts), *later)
