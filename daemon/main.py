@@ -159,6 +159,7 @@ def main(
             unreadable = found_at_start(settings)  # before the log has a thread
             log_to_stderr(settings.log.level)
             _require_pages_on_disk(unreadable, leftovers)
+            settings = _with_discards(settings, leftovers)
             context = RunContext(Notifier(os.environ), reader.read, keep_while, lambda: reader.sources)
             _serve(settings, leftovers, context, invocation.early)
     except ConfigError as error:
@@ -187,6 +188,12 @@ def _require_pages_on_disk(unreadable: str, leftovers: Leftovers) -> None:
         raise UnreadablePagesError(f"{unreadable}: {REMEDY}")
     if unreadable:
         log.warning("%s: --fresh discards them", unreadable, extra=event("leftovers_dropped"))
+
+
+def _with_discards(settings: Config, leftovers: Leftovers) -> Config:
+    """Returns the configuration, by which workers discard pages that only other settings read after --fresh only."""
+    disk = msgspec.structs.replace(settings.disk, discards=leftovers is Leftovers.DISCARD)
+    return msgspec.structs.replace(settings, disk=disk)
 
 
 def _serve(settings: Config, leftovers: Leftovers, context: RunContext, early: Reported | None) -> None:

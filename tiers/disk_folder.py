@@ -1,12 +1,18 @@
-"""Says how an administrator lets a user keep a disk tier in a folder."""
+"""Says how an administrator lets a user keep a disk tier in a folder, or the pages that are there."""
 
 from __future__ import annotations
 
 import os
 import shlex
 from pathlib import Path
+from typing import Final
 
 from pagetier.shm.socket_path import closed_folder
+
+OTHER_SETTINGS_REMEDY: Final = (
+    "set the former value to keep these pages, or start once with --fresh to discard them and those in memory"
+    " (a service: stop it, empty that folder, start it)"
+)
 
 
 def folder_remedy(folder: Path) -> str:

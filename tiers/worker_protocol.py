@@ -23,7 +23,7 @@ from pagetier.tiers.base import FleetState, TierState
 from pagetier.tiers.capacity import Compress, StoreName
 
 # The protocol's number is raised with each change of a message or of its rows.
-WORKER_BUILD: Final = f"protocol 1 format {FORMAT}"
+WORKER_BUILD: Final = f"protocol 2 format {FORMAT}"
 
 
 class _WorkerMessage(msgspec.Struct, frozen=True, array_like=True, tag=str.lower):
@@ -43,13 +43,12 @@ class Serve(_WorkerMessage, frozen=True):
 
     Attributes:
         slot: The worker's slot in the index.
-        folder: The tier's folder.
-        cap: The limit of its files in bytes.
+        folder, cap: The tier's folder, and the limit of its files in bytes.
         environments: The number of environments.
         populated: Whether all memory of the arena is allocated, or about to be.
-        store: Where the bytes of the frames lie.
+        store, compress: Where the bytes of the frames lie, and whether pages are compressed.
         trust: How far the folder's content may be trusted.
-        compress: Whether pages are compressed.
+        discards: Whether pages that only other settings read may be discarded: the daemon was started with --fresh.
     """
 
     slot: int
@@ -60,6 +59,7 @@ class Serve(_WorkerMessage, frozen=True):
     store: StoreName = "lmdb"
     trust: Trust = Trust.AS_LEFT
     compress: Compress = "off"
+    discards: bool = False
     build: str = ""
 
 

@@ -81,6 +81,7 @@ class DiskOptions(Section, frozen=True, kw_only=True):
         10.0
     )
     environments: int = 4  # of LMDB, that share the work of a device
+    discards: bool = False  # pages that only other settings read are discarded: the start has --fresh
     stop_timeout: Annotated[float, duration_setting("How long a stop may take to write unwritten pages.")] = 30.0
 
     @property

@@ -79,7 +79,7 @@ class DiskTier:
         self._removals: set[asyncio.Task[None]] = set()
         self._reported_at = 0.0
         for device in config.disk.devices:
-            self._add(device)
+            self._add(device).supervisor.discards = config.disk.discards
 
     @property
     def configured(self) -> bool:

@@ -76,6 +76,7 @@ class Supervisor:
         renewing: The worker ends to make way for one with another size.
         restarts: How often the worker was restarted.
         populated: The worker may map all of the arena ahead of use.
+        discards: The worker may discard pages that only other settings read.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Supervisor:
         self._doubt = Trust.AS_LEFT  # what the last failing worker reported, until another one has opened the tier
         self.restarts = 0
         self.populated = False
+        self.discards = False
 
     def start(self) -> None:
         """Starts a worker and keeps one running from now on."""
@@ -280,5 +282,6 @@ class Supervisor:
             options.store,
             trust,
             options.compress,
+            self.discards,
             WORKER_BUILD,
         )

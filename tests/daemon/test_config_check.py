@@ -31,7 +31,7 @@ from running_daemon import RunningDaemon
 # Imported before the process becomes another user, which may be unable to read them.
 _LATE = (
     "from pagetier.daemon import disk_check, sockets_check, unreadable_pages;"
-    " from pagetier.tiers.disk import file_system, recovery, store_folder"
+    " from pagetier.tiers.disk import file_system, other_settings, recovery, store_folder"
 )
 CHECK_AS_NOBODY = f"{_LATE}; {AS_NOBODY}"
 

@@ -35,7 +35,7 @@ from pagetier.tiers.worker_protocol import (
     other_version,
 )
 
-SERVE = ("serve", 1, "/does/not/exist", 1 << 26, 4, False, "files", 0, "off")
+SERVE = ("serve", 1, "/does/not/exist", 1 << 26, 4, False, "files", 0, "off", False)
 FLEET = ("servefleet", 1, {"url": "file:///does/not/exist"}, False)
 
 
@@ -82,4 +82,4 @@ def described() -> Iterator[str]:
 def test_messages_that_changed_have_another_number() -> None:
     """After a change of a message: raise the number in WORKER_BUILD, and put both here."""
     digest = sha256("\n".join(described()).encode()).hexdigest()[:16]
-    assert (WORKER_BUILD.partition(" format")[0], digest) == ("protocol 1", "0911b4ab631d077d")
+    assert (WORKER_BUILD.partition(" format")[0], digest) == ("protocol 2", "99e5adf0cf4d18a4")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from pagetier.tiers.base import TierError
 from pagetier.tiers.capacity import Compress, StoreName
 from pagetier.tiers.disk import doubt, give_up
+from pagetier.tiers.disk.other_settings import pages_of_other_settings
 from pagetier.tiers.disk.store import DiskStore
+from pagetier.tiers.disk_folder import OTHER_SETTINGS_REMEDY
 from pagetier.tiers.worker_protocol import Serve, Trust
 
 log = logging.getLogger("pagetier.tier")
@@ -34,4 +37,7 @@ def open_as_trusted(command: Serve, frame_bytes: int) -> DiskStore:
     elif command.trust is Trust.NOTHING:
         log.warning("disk workers keep crashing on %s: discarding its contents", folder)
         give_up(folder)
+    # The start refuses such pages, but it did not see those of a disk that hung, was mounted later or came by a reload.
+    if not command.discards and (why := pages_of_other_settings(folder, command.store, frame_bytes)):
+        raise TierError(f"{why}: {OTHER_SETTINGS_REMEDY}")
     return store_class(command.store, command.compress)(folder, command.cap, frame_bytes, command.environments)

@@ -158,7 +158,7 @@ async def test_files_that_a_worker_distrusts_are_verified_until_another_has_open
         "import pathlib",
         f"commands = pathlib.Path({str(commands)!r})",
         "lives = commands.read_bytes() if commands.exists() else b''",
-        "commands.write_bytes(lives + bytes([msgspec.msgpack.decode(there.recv(9999)[4:])[-3]]))",
+        "commands.write_bytes(lives + bytes([msgspec.msgpack.decode(there.recv(9999)[4:])[-4]]))",
         "STATE = dict.fromkeys('file_bytes cap_bytes used_frames capacity disk_free disk_total last_sync'.split(), 7)",
         "STATE |= dict(clean=True, opened='somehow')",
         "if len(lives) == 0: say('openfailed', 'no sync', 1)",
