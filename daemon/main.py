@@ -158,7 +158,7 @@ def main(
         else:
             unreadable = found_at_start(settings)  # before the log has a thread
             log_to_stderr(settings.log.level)
-            _require_pages_on_disk(unreadable, leftovers)
+            _require_pages_on_disk(unreadable, settings.name, leftovers)
             settings = _with_discards(settings, leftovers)
             context = RunContext(Notifier(os.environ), reader.read, keep_while, lambda: reader.sources)
             _serve(settings, leftovers, context, invocation.early)
@@ -182,12 +182,21 @@ def _remedy(keep_while: Path | None) -> str:
     return "`systemctl stop` and then `systemctl start` discard what is in them, a restart does not"
 
 
-def _require_pages_on_disk(unreadable: str, leftovers: Leftovers) -> None:
-    """Raises UnreadablePagesError for pages on disk that a start without --fresh would lose."""
-    if unreadable and leftovers is Leftovers.ADOPT:
+def _require_pages_on_disk(unreadable: str, name: str, leftovers: Leftovers) -> None:
+    """Refuses pages on disk that a start without --fresh would lose.
+
+    Raises:
+        UnreadablePagesError: There are such pages.
+        InUseError: There are, but also a daemon of this name, beside which no settings would start.
+    """
+    if not unreadable:
+        return
+    from pagetier.daemon.segments_in_use import require_unused  # a start that succeeds does not pay for it
+
+    require_unused(name)
+    if leftovers is Leftovers.ADOPT:
         raise UnreadablePagesError(f"{unreadable}: {REMEDY}")
-    if unreadable:
-        log.warning("%s: --fresh discards them", unreadable, extra=event("leftovers_dropped"))
+    log.warning("%s: --fresh discards them", unreadable, extra=event("leftovers_dropped"))
 
 
 def _with_discards(settings: Config, leftovers: Leftovers) -> Config:

@@ -1,4 +1,4 @@
-"""Says what the daemon that uses the segments is doing, to a daemon that cannot start for that reason."""
+"""Says whether a daemon uses the segments and what it is doing, to a daemon that cannot start."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ import contextlib
 from pathlib import Path
 from typing import Final
 
+import posix_ipc
+
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.running_daemon import holder_of, sockets_of
 from pagetier.daemon.stats.snapshot_reader import read_status
 from pagetier.daemon.status.phase import Phase, PhaseProgress
 from pagetier.shm._core import ShmError
-from pagetier.shm.segment_files import KINDS, InUseError, observe_and_close, open_all
+from pagetier.shm.segment_files import KINDS, InUseError, lock, observe_and_close, open_all, opened
 from pagetier.shm.units import format_size, spell_duration
 
 _OBSERVED: Final = ("index", "locks")
 _SHARED_MEMORY: Final = Path("/dev/shm")
+
+
+def require_unused(name: str) -> None:
+    """Raises InUseError if a daemon uses the segments, ShmError if they are another user's. Locks them for a moment."""
+    with contextlib.suppress(posix_ipc.ExistentialError), opened(name, "index") as index:
+        lock(name, index)
 
 
 def why_in_use(config: Config, error: InUseError) -> str:

@@ -470,6 +470,21 @@ def test_settings_that_would_lose_pages_on_disk_fail_as_the_start_does(
         assert pagetierd(*arguments(daemon, *settings({**disk, **now})), "--check").text.count("--fresh") == 0
 
 
+@pytest.mark.parametrize("more", [(), ("--fresh",)])
+def test_a_start_beside_a_daemon_is_refused_for_that_and_not_for_its_settings(
+    more: tuple[str, ...], tmp_path: Path
+) -> None:
+    disk = {"disk.path": f"{tmp_path}/disk", "disk.size": "64MiB"}
+    with RunningDaemon("16MiB", "64KiB", *settings(disk)) as daemon:
+        daemon.wait_disk_open()
+        fill(daemon)
+        daemon.until_written()
+        second = pagetierd(*arguments(daemon, *settings({**disk, "disk.store": "lmdb"})), *more)
+    assert second.code == Exit.REFUSED, second.text
+    assert f"another daemon uses segments '{daemon.name}'" in second.reported
+    assert "disk.store" not in second.text
+
+
 def settings(given: dict[str, str]) -> list[str]:
     """Returns flags for settings."""
     return sets(*(f"{name}={value}" for name, value in given.items()))
