@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Final
 
 from pagetier.shm._core import Owner, ShmError
@@ -21,16 +23,30 @@ def populate_index(owner: Owner, geometry: Geometry) -> None:
         ShmError: Memory is short. No thread allocates any more.
     """
     shares = share_count(sum(geometry.sizes[:2]))
+    left = iter(range(shares))
 
-    def populate(share: int) -> None:
-        owner.populate_index(geometry.at_events, geometry.events_bytes, share, shares)
+    def populate() -> None:
+        for share in left:
+            owner.populate_index(geometry.at_events, geometry.events_bytes, share, shares)
 
     try:
         with ThreadPoolExecutor(shares, "pagetier-index") as threads:
-            list(threads.map(populate, range(shares)))
+            helpers = start_helpers(threads, populate, shares - 1)
+            populate()
+            for helper in helpers:
+                helper.result()
     except OSError as error:
         too_old = " (Linux 5.14 can)" if error.errno == errno.EINVAL else ""
         raise ShmError(f"cannot allocate the memory of the index: {error.strerror}{too_old}") from error
+
+
+def start_helpers(threads: ThreadPoolExecutor, call: Callable[[], None], most: int) -> list[Future[None]]:
+    """Starts a call on so many threads, or on fewer if a limit (TasksMax, RLIMIT_NPROC) refuses more."""
+    helpers: list[Future[None]] = []
+    with suppress(RuntimeError):  # "can't start new thread"
+        for _ in range(most):
+            helpers.append(threads.submit(call))
+    return helpers
 
 
 def share_count(nbytes: int) -> int:

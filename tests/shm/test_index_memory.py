@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import Final
 
 import msgspec
@@ -77,6 +78,26 @@ def test_lack_of_memory_in_any_share_is_reported(wide: SegmentRequest, monkeypat
 
     with pytest.raises(ShmError, match="cannot allocate the memory of the index: Cannot allocate memory"):
         populate_index(Short(), wide.geometry)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_threads_that_cannot_be_started_leave_their_shares_to_others(
+    wide: SegmentRequest, allowed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_memory, "share_count", lambda nbytes: SHARES)
+    left, start = iter(range(allowed)), threading.Thread.start
+
+    def start_allowed(thread: threading.Thread) -> None:
+        if next(left, None) is None:
+            raise RuntimeError("can't start new thread")  # as under TasksMax and RLIMIT_NPROC
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_allowed)
+    segments = take(wide)
+    try:
+        assert allocated(wide) == whole(wide.geometry)
+    finally:
+        segments.remove()
 
 
 def test_small_indexes_take_one_thread_and_large_ones_as_many_as_there_are_cores(
