@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from pagetier.shm._core import Owner, ShmError
 from pagetier.shm.geometry import Geometry
+from pagetier.shm.helper_threads import start_helpers
 
 _SHARE_BYTES: Final = 32 << 20  # the kernel clears as much in the time of a hundred starts of a thread
 _MOST_THREADS: Final = 16  # as many saturate a memory bus with clearing
@@ -38,15 +37,6 @@ def populate_index(owner: Owner, geometry: Geometry) -> None:
     except OSError as error:
         too_old = " (Linux 5.14 can)" if error.errno == errno.EINVAL else ""
         raise ShmError(f"cannot allocate the memory of the index: {error.strerror}{too_old}") from error
-
-
-def start_helpers(threads: ThreadPoolExecutor, call: Callable[[], None], most: int) -> list[Future[None]]:
-    """Starts a call on so many threads, or on fewer if a limit (TasksMax, RLIMIT_NPROC) refuses more."""
-    helpers: list[Future[None]] = []
-    with suppress(RuntimeError):  # "can't start new thread"
-        for _ in range(most):
-            helpers.append(threads.submit(call))
-    return helpers
 
 
 def share_count(nbytes: int) -> int:

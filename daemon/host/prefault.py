@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import queue
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
 from pagetier.daemon.common.progress import Progress, no_progress
 from pagetier.shm import clock
+from pagetier.shm.helper_threads import start_helpers
 from pagetier.shm.units import counted, format_size
 
 # Small enough to stop soon and to show progress, large enough that the cost of starting one is negligible.
@@ -77,7 +79,7 @@ def prefault(
     Args:
         populate: Called for each chunk, on several threads.
         total: Bytes to populate.
-        threads: The number of threads; 0: one for each core and chunk, at most 16.
+        threads: The most threads; 0: one for each core and chunk, at most 16. If none can be started, the caller works.
         progress: Called with the bytes done and the total, by the calling thread only.
         stop: Setting it ends the work soon, with less than `total` done.
         chunk: Bytes of a chunk.
@@ -88,17 +90,18 @@ def prefault(
     Raises:
         PrefaultError: Memory ran out. All threads have ended, and what was populated stays.
     """
-    work = _Work(populate, total, stop or threading.Event())
+    work = _Work(populate, total, chunk, stop or threading.Event())
     count = threads or _auto_threads(total, chunk)
     began = clock.now()
     with ThreadPoolExecutor(count, thread_name_prefix="prefault") as pool:
         try:
-            work.watch([pool.submit(work.fill, *part) for part in _chunks(total, chunk)], progress)
+            helpers = start_helpers(pool, work.run, count)
+            work.watch(len(helpers), progress)
         finally:
             work.halt.set()
     if work.error is not None:
         raise PrefaultError(work.error.errno or errno.EIO, work.done, total) from work.error
-    return Prefaulted(nbytes=work.done, wanted=total, seconds=clock.now() - began, threads=count)
+    return Prefaulted(nbytes=work.done, wanted=total, seconds=clock.now() - began, threads=len(helpers) or 1)
 
 
 class _Work:
@@ -107,38 +110,48 @@ class _Work:
     Only the calling thread writes `done` and `error`, in watch().
     """
 
-    def __init__(self, populate: Populate, total: int, stop: threading.Event) -> None:
+    def __init__(self, populate: Populate, total: int, chunk: int, stop: threading.Event) -> None:
         self.populate = populate
         self.total = total
+        self.offsets = range(0, total, chunk)
+        self.left = iter(self.offsets)
+        self.outcomes: queue.SimpleQueue[int | BaseException] = queue.SimpleQueue()
         self.stop = stop
         self.halt = threading.Event()
         self.done = 0
         self.error: OSError | None = None
 
-    def fill(self, offset: int, length: int) -> int:
-        """Populates a chunk and returns its bytes; 0 once the work is to end."""
+    def run(self) -> None:
+        """Populates chunks until none is left."""
+        for offset in self.left:
+            self.outcomes.put(self._populated(offset))
+
+    def _populated(self, offset: int) -> int | BaseException:
+        """Populates a chunk and returns its bytes, 0 once the work is to end, or the error."""
         if self.halt.is_set() or self.stop.is_set():
             return 0
+        length = min(self.offsets.step, self.total - offset)
         try:
             self.populate(offset, length)
-        except BaseException:
+        except BaseException as error:  # noqa: BLE001  watch() raises it
             self.halt.set()
-            raise
+            return error
         return length
 
-    def watch(self, chunks: list[Future[int]], progress: Progress) -> None:
-        """Counts the finished chunks and keeps the first error."""
+    def watch(self, helpers: int, progress: Progress) -> None:
+        """Counts the chunks that the helpers finish, or populates them if there are none, and keeps the first error."""
         progress(0, self.total)
-        for chunk in as_completed(chunks):
-            try:
-                self.done += chunk.result()
-            except OSError as error:
-                self.error = self.error or error
+        for _ in self.offsets:
+            self._count(self.outcomes.get() if helpers else self._populated(next(self.left)))
             progress(self.done, self.total)
 
-
-def _chunks(total: int, chunk: int) -> Iterator[tuple[int, int]]:
-    return ((offset, min(chunk, total - offset)) for offset in range(0, total, chunk))
+    def _count(self, outcome: int | BaseException) -> None:
+        if isinstance(outcome, OSError):
+            self.error = self.error or outcome
+        elif isinstance(outcome, BaseException):
+            raise outcome
+        else:
+            self.done += outcome
 
 
 def _auto_threads(total: int, chunk: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from typing import Final
 
 import msgspec
@@ -16,6 +15,7 @@ from pagetier.shm.geometry import Geometry
 from pagetier.shm.index_memory import populate_index, share_count
 from pagetier.shm.segment_files import KINDS, open_new, resize, unlink
 from pagetier.shm.segments import SegmentRequest, map_segments, take
+from refused_threads import allow_threads
 
 BLOCK: Final = 512  # bytes that st_blocks counts
 PAGE: Final = os.sysconf("SC_PAGESIZE")
@@ -85,14 +85,7 @@ def test_threads_that_cannot_be_started_leave_their_shares_to_others(
     wide: SegmentRequest, allowed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index_memory, "share_count", lambda nbytes: SHARES)
-    left, start = iter(range(allowed)), threading.Thread.start
-
-    def start_allowed(thread: threading.Thread) -> None:
-        if next(left, None) is None:
-            raise RuntimeError("can't start new thread")  # as under TasksMax and RLIMIT_NPROC
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_allowed)
+    allow_threads(allowed, monkeypatch)
     segments = take(wide)
     try:
         assert allocated(wide) == whole(wide.geometry)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from eventually import PATIENCE_S
 from pagetier.daemon.host.prefault import PrefaultError, prefault
+from refused_threads import allow_threads
 
 MIB = 1 << 20
 
@@ -63,6 +64,22 @@ def test_threads_run_concurrently_and_only_the_caller_reports_progress() -> None
     result = prefault(populate, 8, threads=4, chunk=1, progress=lambda *_: heard_by.add(threading.get_ident()))
     assert result.threads == 4
     assert heard_by == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("allowed", [0, 2])
+def test_threads_that_cannot_be_started_are_done_without(allowed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    allow_threads(allowed, monkeypatch)
+    watching = threading.Event()
+    parts: list[tuple[int, int]] = []
+
+    def populate(offset: int, length: int) -> None:
+        assert watching.wait(PATIENCE_S)  # so that no thread is free for the next ones' work
+        parts.append((offset, length))
+
+    result = prefault(populate, 10, threads=4, chunk=3, progress=lambda *_: watching.set())
+    assert result.complete
+    assert sorted(parts) == [(0, 3), (3, 3), (6, 3), (9, 1)]
+    assert result.threads == max(1, allowed)
 
 
 def test_there_are_no_more_threads_than_chunks_by_default() -> None:
