@@ -30,6 +30,7 @@ from pagetier.daemon.status.phase import Phase, PhaseProgress
 from pagetier.daemon.status.publisher import StatusPublisher
 from pagetier.daemon.stop_signals import Reported, StopRequest, meant_by
 from pagetier.daemon.upkeep import RemovedSegments, Upkeep
+from pagetier.daemon.workers.worker_link import ChildWorkers
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.segments import Origin, Segments
@@ -53,12 +54,14 @@ class RunContext(msgspec.Struct, frozen=True):
         read: Reads the configuration again, for a reload.
         keep_while: A stop is a hand-over while this file or folder exists.
         sources: Returns the source of each setting that was given, as it was read last.
+        workers: Has disk workers that were started ahead.
     """
 
     notifier: Notifier
     read: Callable[[Beside], Config]
     keep_while: Path | None = None
     sources: Callable[[], Mapping[str, str]] = dict
+    workers: ChildWorkers = msgspec.field(default_factory=lambda: ChildWorkers({}))
 
 
 async def run(
@@ -80,22 +83,18 @@ class _Life:
     def __init__(self, config: Config, segments: Segments, server: Server, context: RunContext) -> None:
         self._config = config
         self._asked = config  # the configuration that was read last; parts of it may wait for a restart
-        self._context = context
-        self._notifier = context.notifier
+        self._context, self._notifier = context, context.notifier
         self._segments, self._server = segments, server
         self._publisher = StatusPublisher(segments.owner)
         self._removed = RemovedSegments(segments)
         self._upkeep = Upkeep(server.restore, Orphans().reap, self._removed.check)
         self._stop_request = StopRequest.STOP if segments.origin is Origin.MADE else StopRequest.HAND_OVER
-        self._leaving = asyncio.Event()
-        self._halt = threading.Event()
+        self._leaving, self._halt = asyncio.Event(), threading.Event()
         self._service: Service | None = None
         self._http: HttpServer | None = None
-        self._open = False
+        self._open = self._frames_logged = False
         self._changed = False  # a reload was requested before the daemon was ready
-        self._refused = ""
-        self._frames_logged = False
-        self._status_due = float("inf")
+        self._refused, self._status_due = "", float("inf")
 
     def leave(self, request: StopRequest) -> None:
         """Handles a stop signal."""
@@ -187,6 +186,7 @@ class _Life:
         if self._config.arena.prefault == "lazy" or not self._segments.whole:
             self._segments.allocate_lazily(lazy_memory(self._config.arena.huge_pages, Host()))
         self._service = Service(self._segments, self._config, self._publisher, asyncio.get_running_loop())
+        self._service.disk.workers.take_over(self._context.workers)
         point("run.served")
         self._service.in_force.follow(self._follow)
         self._service.in_force.sources = self._context.sources()

@@ -7,7 +7,7 @@ import faulthandler
 import logging
 import os
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import click
 import msgspec
 
+from pagetier.daemon.common.child_environ import environ_without_credentials
 from pagetier.daemon.common.systemd_notify import Notifier
 from pagetier.daemon.common.version_option import version_option
 from pagetier.daemon.config.cli_options import NonEmptyPath, changes_meant, config_flags, config_options
@@ -31,6 +32,7 @@ from pagetier.daemon.memory_release import name_meant, release_as_owner
 from pagetier.daemon.server.control_socket import Server
 from pagetier.daemon.stop_signals import Reported
 from pagetier.daemon.unreadable_pages import REMEDY, UnreadablePagesError, found_at_start
+from pagetier.daemon.workers.worker_link import ChildWorkers
 from pagetier.shm._core import ShmError
 from pagetier.shm.exit_codes import Exit, exit_code_help
 from pagetier.shm.failpoints import point
@@ -160,8 +162,10 @@ def main(
             log_to_stderr(settings.log.level)
             _require_pages_on_disk(unreadable, settings.name, leftovers)
             settings = _with_discards(settings, leftovers)
-            context = RunContext(Notifier(os.environ), reader.read, keep_while, lambda: reader.sources)
-            _serve(settings, leftovers, context, invocation.early)
+            with closing(ChildWorkers(environ_without_credentials())) as workers:
+                workers.start_ahead(len(settings.disk.devices))
+                context = RunContext(Notifier(os.environ), reader.read, keep_while, lambda: reader.sources, workers)
+                _serve(settings, leftovers, context, invocation.early)
     except ConfigError as error:
         give_up(Exit.USAGE, error)
     except InUseError as error:

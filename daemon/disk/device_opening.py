@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 from enum import Enum
+from functools import cached_property
+from threading import Thread
 from typing import TYPE_CHECKING, Final
 
 from pagetier.daemon.common import loop_clock
@@ -59,12 +61,16 @@ class DeviceOpening:
     def __init__(self, owner: Owner, device: int, flushes: DeviceFlushes) -> None:
         self._owner = owner
         self._device = device
-        self._inventory = _new_inventory(owner, device, flushes)  # imports numpy now, while no engine waits
+        self._flushes = flushes
         self.stage = OpeningStage.STARTED
         self._expected = 0
         self._began = loop_clock.now()
         self.refused = False
         self.unverified = False
+
+    @cached_property
+    def _inventory(self) -> Inventory:
+        return _inventory_class()(self._owner, self._flushes, self._device)
 
     def hear(self, report: Report, rule: WriteRule) -> None:
         """Handles a report.
@@ -142,11 +148,16 @@ class DeviceOpening:
             log.warning(line, extra=event("lookups_dropped"))
 
 
-def _new_inventory(owner: Owner, device: int, flushes: DeviceFlushes) -> Inventory:
-    """Returns an empty inventory. It imports numpy, which a daemon without a disk does not need."""
+def _inventory_class() -> type[Inventory]:
+    """Returns the class of inventories. The first call imports numpy, which a daemon without a disk does not need."""
     from pagetier.daemon.disk.inventory import Inventory
 
-    return Inventory(owner, flushes, device)
+    return Inventory
+
+
+def import_ahead() -> None:
+    """Imports numpy while a worker opens its device and engines are served: they would wait at the first part."""
+    Thread(target=_inventory_class, name="pagetierd-import", daemon=True).start()
 
 
 def stamp_offset(newest: int) -> int:

@@ -14,7 +14,7 @@ The life of a device follows its worker's:
 from __future__ import annotations
 
 import logging
-from asyncio import AbstractEventLoop
+from asyncio import AbstractEventLoop, get_running_loop
 from collections.abc import Callable, Collection
 from typing import Final
 
@@ -23,7 +23,7 @@ from pagetier.daemon.config.disk_capacity import frames_of_device
 from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.disk.commands_in_flight import STALLED_S, CommandsInFlight
 from pagetier.daemon.disk.device_health import DeviceHealth
-from pagetier.daemon.disk.device_opening import DeviceOpening, OpeningStage, stamp_offset
+from pagetier.daemon.disk.device_opening import DeviceOpening, OpeningStage, import_ahead, stamp_offset
 from pagetier.daemon.disk.device_status import DeviceStatus
 from pagetier.daemon.disk.pending_flushes import AWAY, PendingFlushes
 from pagetier.daemon.disk.surroundings import Surroundings
@@ -66,7 +66,7 @@ class DiskDevice:
         self._tier = tier
         self.number = number
         self.options = options
-        self.supervisor = Supervisor(segments, options, self, loop)
+        self.supervisor = Supervisor(segments, options, self, loop, tier.workers)
         self.send: CommandSender = no_worker
         self.ready = False
         self.commands = CommandsInFlight()
@@ -114,6 +114,7 @@ class DiskDevice:
         frames = frames_of_device(self.options, self._owner.header().frame_bytes)
         self.note(standing=Standing.STARTING, cap=self.options.size, room_frames=frames)
         self.supervisor.start()
+        get_running_loop().call_soon(import_ahead)  # the worker has its command then
 
     def resize(self, options: DeviceOptions) -> None:
         """Changes the size: a new worker replaces the current one and drops pages that do not fit.

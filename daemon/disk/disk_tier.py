@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from pagetier.daemon.common import loop_clock
+from pagetier.daemon.common.child_environ import environ_without_credentials
 from pagetier.daemon.config.disk_options import DeviceOptions, DiskOptions
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.backpressure import BackPressure
@@ -20,6 +21,7 @@ from pagetier.daemon.disk.write_budget import Budget
 from pagetier.daemon.reads.lower_tier_reads import LowerTierReads
 from pagetier.daemon.status.disk_report import DiskCounters, DiskReport, Standing, summed
 from pagetier.daemon.status.publisher import StatusPublisher
+from pagetier.daemon.workers.worker_link import ChildWorkers
 from pagetier.shm._core import DISK_DEVICES, Owner, UnwrittenPages
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
@@ -48,6 +50,7 @@ class DiskTier:
         backpressure: Delays stores while the disk catches up.
         flushes: What was flushed and may still be in a folder, also in one that a reload has removed.
         budget: Limits the bytes that are written a day, to all devices together.
+        workers: Starts the workers of all devices.
         flush: Writes all pages to disk while a client polls.
         stopping: A stop writes what is unwritten. Stores are rejected: it would wait for engines that keep storing.
     """
@@ -60,12 +63,12 @@ class DiskTier:
         publisher: StatusPublisher,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._segments = segments
+        self._segments, self._loop = segments, loop
         self._owner: Owner = segments.owner
-        self._loop = loop
         self._populated = config.arena.prefault == "populate"
         self._options = config.disk
         self.budget = Budget(config.disk.budget if config.disk.size else 0)
+        self.workers = ChildWorkers(environ_without_credentials())
         self._devices: list[DiskDevice] = []
         self.flushes = FolderFlushes(loop)
         self.write_behind = WriteBehind(self._owner, config.disk, self.budget, self._devices)
@@ -283,17 +286,14 @@ class DiskTier:
 
     def save(self, number: int) -> Saved:
         """Returns the progress of writing all pages to disk. The daemon continues while a client polls."""
-        if not self.is_open:
-            why = _NO_DISK if not self.configured else self._trouble
-            return Saved(number, 0, 0, synced=False, trouble=why)
-        return self.flush.ask(number)
+        if self.is_open:
+            return self.flush.ask(number)
+        return Saved(number, 0, 0, synced=False, trouble=self._trouble if self.configured else _NO_DISK)
 
     def work(self) -> DiskCounters:
         """Returns the counters for the metrics."""
-        write_behind = self.write_behind
-        return DiskCounters(
-            self._report, write_behind.in_flight, write_behind.at_work.seconds, self.reads.at_work.seconds
-        )
+        writes, reads = self.write_behind, self.reads
+        return DiskCounters(self._report, writes.in_flight, writes.at_work.seconds, reads.at_work.seconds)
 
     def too_large(self) -> str:
         """Returns a warning if a device may outgrow its file system, else ""."""

@@ -8,6 +8,7 @@ from pagetier.daemon.disk.backpressure import BackPressure
 from pagetier.daemon.disk.commands_in_flight import PendingWrite
 from pagetier.daemon.disk.pending_flushes import FolderFlushes
 from pagetier.daemon.reads.lower_tier_reads import LowerTierReads
+from pagetier.daemon.workers.worker_link import ChildWorkers
 from pagetier.shm._core import WriteRule
 from pagetier.tiers.worker_protocol import Wrote
 
@@ -32,6 +33,7 @@ class Surroundings(Protocol):
     flushes: FolderFlushes
     reads: LowerTierReads
     backpressure: BackPressure
+    workers: ChildWorkers
 
     @property
     def write_behind(self) -> SharedWrites:

@@ -3,7 +3,8 @@
 The life of one worker, in this order (`_run_once`):
 
 1. A process is started, or connects, and is attached to a slot of the index, like an engine. Only then it is sent the
-   segments: whatever it does to them from now on is attributed to its slot.
+   segments: whatever it does to them from now on is attributed to its slot. The first disk workers are started before
+   there are segments, to import their modules by then.
 2. The handler learns its slot, before the worker can send a report.
 3. The worker is sent its configuration and reports to the handler, until its process ends. A connection that closes, an
    invalid report or a timeout only lead to its end; they never count as its end, since a process that runs may still

@@ -94,6 +94,13 @@ class ChildLink:
         """Waits for the child, which has ended."""
         return self._child.wait()
 
+    def discard(self) -> None:
+        """Ends a child that nothing was sent to, and releases the link."""
+        self.kill()
+        self._child.wait()
+        self.socket.close()
+        os.close(self.pidfd)
+
 
 def _start(theirs: socket.socket, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "pagetier.tiers.worker", str(theirs.fileno())]
@@ -103,17 +110,30 @@ def _start(theirs: socket.socket, environ: Mapping[str, str]) -> subprocess.Pope
 
 
 class ChildWorkers:
-    """Starts each worker as a child with this environment."""
+    """Starts each worker as a child with this environment. Several supervisors may share it."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
+        self._ahead: list[ChildLink] = []
+
+    def start_ahead(self, count: int) -> None:
+        """Starts the next workers now: they import their modules until next() returns them, and access nothing."""
+        with contextlib.suppress(OSError):  # next() tries again, and its caller reports why it fails
+            for _ in range(count):
+                self._ahead.append(ChildLink(self._environ))
+
+    def take_over(self, other: ChildWorkers) -> None:
+        """Takes the workers that another one has started ahead."""
+        self._ahead, other._ahead = other._ahead, []
 
     async def next(self) -> WorkerLink:
-        """Starts a worker."""
-        return ChildLink(self._environ)
+        """Returns a worker that was started ahead, or starts one."""
+        return self._ahead.pop() if self._ahead else ChildLink(self._environ)
 
     def close(self) -> None:
-        """Does nothing."""
+        """Ends the workers that were started ahead and are not used."""
+        while self._ahead:
+            self._ahead.pop().discard()
 
 
 class PeerLink:

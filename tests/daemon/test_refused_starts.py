@@ -42,6 +42,19 @@ with RunningDaemon("10MiB") as daemon, daemon.client() as client:
     print("started with the match in hand:", match)
 """
 
+REFUSED_AFTER_WORKERS = """
+import os, sys
+sys.path[:] = PLACES
+from pagetier.daemon import main
+from process_states import children_of
+def open_segments(*_):
+    raise main.ShmError(f"there are {len(children_of(os.getpid()))} workers")
+main.open_segments = open_segments
+try:
+    main.main()
+finally:
+    assert not children_of(os.getpid())
+"""
 
 # --- configuration ---------------------------------------------------------------------------------------------------
 
@@ -264,3 +277,10 @@ def test_a_stop_while_segments_are_created_leaves_none(name: str, given: list[st
         process.stdin.close()
     assert process.returncode == 0
     assert shared_memory(name) == [] and not (tmp_path / "s").exists()
+
+
+def test_workers_are_started_before_the_segments_and_end_with_a_refused_start(given: list[str], tmp_path: Path) -> None:
+    code = REFUSED_AFTER_WORKERS.replace("PLACES", repr(sys.path))
+    folders = f"{tmp_path}/0,{tmp_path}/1"
+    assert refused(*given, "--disk-path", folders, "--disk-size", "64MiB", code=code) == "there are 2 workers"
+    assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Tests what the daemon's process sets before it imports anything."""
+"""Tests what the daemon's process sets before it imports anything, and what it imports late."""
 
 from __future__ import annotations
 
@@ -17,6 +17,21 @@ import numpy
 print(os.environ["{VARIABLE}"], len(os.listdir("/proc/self/task")))
 """
 
+AHEAD: Final = """
+import asyncio, sys, threading
+import pagetier.daemon.lifecycle
+from pagetier.daemon.disk.device_opening import DeviceOpening, import_ahead
+async def begin():
+    DeviceOpening(None, 0, None)
+asyncio.run(begin())
+print("numpy" in sys.modules)
+import_ahead()
+for thread in threading.enumerate():
+    if thread.name == "pagetierd-import":
+        thread.join()
+print("numpy" in sys.modules)
+"""
+
 
 def after_start(**environ: str) -> list[str]:
     """Returns the variable and the number of threads of a process in which the command has ended."""
@@ -29,3 +44,8 @@ def after_start(**environ: str) -> list[str]:
 def test_numpy_starts_no_threads_unless_an_administrator_wants_them() -> None:
     assert after_start() == ["1", "1"]
     assert after_start(**{VARIABLE: "2"})[0] == "2"
+
+
+def test_numpy_is_imported_in_a_thread_once_the_worker_is_served() -> None:
+    done = subprocess.run([sys.executable, "-c", AHEAD], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
