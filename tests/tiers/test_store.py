@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from pagetier.tiers.base import ReadOutcome, TierError
-from pagetier.tiers.disk import writer
+from pagetier.tiers.disk import file_format, writer
 from pagetier.tiers.disk.store import DiskStore
 from store_pages import (
     CAP,
@@ -83,6 +84,25 @@ def test_contents_list_sizes_stamps_and_namespaces(tier: DiskStore) -> None:
     tier.write([], pages)
     found = {page.key: (page.size, page.stamp, held.table[page.space]) for held in tier.contents() for page in held}
     assert found == {page.key: (page.size, page.stamp, page.space) for page in pages}
+
+
+@pytest.mark.usefixtures("each_store")
+def test_contents_list_the_namespaces_of_one_environment(in_memory: Path) -> None:
+    with closing(small_tier(in_memory, environments=1)) as tier:
+        pages = [outgoing(n, space=(SPACE, OTHER)[n % 2]) for n in range(20)]
+        tier.write([], pages)
+        found = {page.key: held.table[page.space] for held in tier.contents() for page in held}
+        assert found == {page.key: page.space for page in pages}
+        tier.write([page.key for page in pages[::2]], [])
+        found = {page.key: held.table[page.space] for held in tier.contents() for page in held}
+        assert found == {page.key: OTHER for page in pages[1::2]}
+
+
+@pytest.mark.usefixtures("each_store")
+def test_contents_leave_out_pages_of_a_damaged_namespace(tier: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier.write([], outgoings(range(10)))
+    monkeypatch.setattr(file_format, "makes_sense", lambda space: space != SPACE)
+    assert not keys_in(tier)
 
 
 @pytest.mark.usefixtures("each_store")

@@ -8,6 +8,7 @@ from typing import Final
 
 import lmdb
 import numpy as np
+import numpy.typing as npt
 
 from pagetier.shm import _core
 from pagetier.shm._core import STORED_PAGE_LAYOUT, keys_ascend
@@ -121,9 +122,17 @@ def stored_pages(environment: Environment, records: list[Record]) -> StoredPages
     largest, slot_bytes = min(environment.largest_page, _MOST_BYTES), environment.shape.frame_bytes
     valid = _core.stored_pages(records, environment.FORMAT, largest, slot_bytes)
     pages, there = np.frombuffer(valid, STORED_PAGE), environment.spaces
-    named = np.unique(pages["space"]).tolist()
+    named = _numbers_in(pages["space"])
     numbers = [number for number in named if number in there and file_format.makes_sense(there[number])]
+    if numbers == named == [0]:
+        return StoredPages(bytes(valid), (there[0],))
     if len(numbers) < len(named):
         pages = pages[np.isin(pages["space"], np.array(numbers, np.uint32))]
     pages["space"] = np.searchsorted(np.array(numbers, np.uint32), pages["space"])
     return StoredPages(pages.tobytes(), tuple(there[number] for number in numbers))
+
+
+def _numbers_in(spaces: npt.NDArray[np.uint32]) -> list[int]:
+    """Returns the numbers of namespaces, each once. Most tiers have one, whose number is 0: it takes no sort."""
+    numbers: list[int] = [0] if len(spaces) and not spaces.any() else np.unique(spaces).tolist()
+    return numbers

@@ -37,6 +37,8 @@ class OrderedPages:
 
     def _sort_table(self, table: tuple[Space, ...]) -> tuple[Space, ...]:
         """Sorts the namespaces that have pages, those with the newest first: the index may lack room for the others."""
+        if len(table) == 1:
+            return table
         spaces = self._pages["space"]
         pages, last = np.bincount(spaces, minlength=len(table)), np.zeros(len(table), "<u8")
         np.maximum.at(last, spaces, self._stamps)
