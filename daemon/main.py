@@ -161,11 +161,7 @@ def main(
             unreadable = found_at_start(settings)  # before the log has a thread
             log_to_stderr(settings.log.level)
             _require_pages_on_disk(unreadable, settings.name, leftovers)
-            settings = _with_discards(settings, leftovers)
-            with closing(ChildWorkers(environ_without_credentials())) as workers:
-                workers.start_ahead(len(settings.disk.devices))
-                context = RunContext(Notifier(os.environ), reader.read, keep_while, lambda: reader.sources, workers)
-                _serve(settings, leftovers, context, invocation.early)
+            _start(_with_discards(settings, leftovers), leftovers, reader, keep_while, invocation.early)
     except ConfigError as error:
         give_up(Exit.USAGE, error)
     except InUseError as error:
@@ -207,6 +203,16 @@ def _with_discards(settings: Config, leftovers: Leftovers) -> Config:
     """Returns the configuration, by which workers discard pages that only other settings read after --fresh only."""
     disk = msgspec.structs.replace(settings.disk, discards=leftovers is Leftovers.DISCARD)
     return msgspec.structs.replace(settings, disk=disk)
+
+
+def _start(
+    settings: Config, leftovers: Leftovers, reader: ConfigReader, keep_while: Path | None, early: Reported | None
+) -> None:
+    """Starts the workers of the disk, which get ready while the segments are made, and serves until it is stopped."""
+    with closing(ChildWorkers(environ_without_credentials())) as workers:
+        workers.start_ahead(len(settings.disk.devices))
+        context = RunContext(Notifier(os.environ), reader.read, keep_while, lambda: reader.sources, workers)
+        _serve(settings, leftovers, context, early)
 
 
 def _serve(settings: Config, leftovers: Leftovers, context: RunContext, early: Reported | None) -> None:

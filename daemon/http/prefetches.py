@@ -47,13 +47,16 @@ class Prefetches:
         self._underway: set[asyncio.Task[None]] = set()
 
     def read_prompt(self, user: int, keys: bytes, timeout: float, note: str) -> str:
-        """Begins to read the pages of a prompt. Returns the ID.
+        """Begins to read the pages of a prompt.
 
         Args:
             user: The user of the request.
             keys: The pages, head first.
             timeout: How long to wait for them, in seconds.
             note: Why there may be none, "" if that is not known.
+
+        Returns:
+            The ID.
         """
         return self._begin(_KnownPrefetch(user, keys), self._read_prompt(user, keys, timeout, note))
 
