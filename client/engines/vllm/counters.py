@@ -67,7 +67,8 @@ class LookupCounts:
         """Records what the first match after `begins` tokens has found, before any of it is read from disk."""
         if tracked.lookup is None:
             sample_lookup(self._client.session, match)
-            tracked.lookup = msgspec.structs.replace(match.lookup, memory_tokens=begins + match.lookup.memory_tokens)
+            found = match.lookup
+            tracked.lookup = msgspec.structs.replace(found, memory_tokens=begins + found.memory_tokens)
         if tracked.from_memory < 0:
             tracked.from_memory, tracked.on_host = begins + match.tokens, begins + match.available_tokens
 
@@ -77,7 +78,7 @@ class LookupCounts:
             return
         tracked.counted = True
         missed = max(0, tracked.lookup.asked_tokens - tracked.computed - taken.tokens)
-        slower = {f"{tier}_slower_tokens": tokens for tier, tokens in _slower(tracked, missed).items()}
+        slower = _slower(tracked, missed)
         count_lookup(
             self._client.session,
             msgspec.structs.replace(
@@ -94,9 +95,16 @@ class LookupCounts:
             self._counters.add(name, tokens)
 
 
-def _slower(tracked: RequestState, missed: int) -> dict[LoadTier, int]:
-    """Returns how many of the missed tokens each tier has that was slower than computing."""
+def _slower(tracked: RequestState, missed: int) -> dict[str, int]:
+    """Returns how many of the missed tokens each tier has that was slower than computing; nothing for most requests."""
+    of_fleet = tracked.fleet.slower_tokens if tracked.fleet is not None else 0
+    if not (tracked.slower or of_fleet):
+        return {}
     in_memory = min(missed, tracked.slower.get(LoadTier.MEMORY, 0))
     on_disk = min(missed - in_memory, tracked.slower.get(LoadTier.DISK, 0))
-    fleet = min(missed - in_memory - on_disk, tracked.fleet.slower_tokens if tracked.fleet is not None else 0)
-    return {LoadTier.MEMORY: in_memory, LoadTier.DISK: on_disk, LoadTier.FLEET: fleet}
+    by_tier = {
+        LoadTier.MEMORY: in_memory,
+        LoadTier.DISK: on_disk,
+        LoadTier.FLEET: min(missed - in_memory - on_disk, of_fleet),
+    }
+    return {f"{tier}_slower_tokens": tokens for tier, tokens in by_tier.items()}

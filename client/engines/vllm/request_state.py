@@ -144,10 +144,10 @@ class RequestState:
         self.prefetch: PendingPrefetch | None = None
         self.fleet: FleetRead | None = None
         self.disk_wait_ends = self.fleet_wait_begins = self.wakes_at = 0.0
-        self.slower, self.is_try = dict[LoadTier, int](), False
+        self.slower: dict[LoadTier, int] = {}
         self.asks_fleet_again = True
         self.from_memory = self.on_host = -1
-        self.loading = self.is_new = self.counted = self.waited_again = False
+        self.loading = self.is_new = self.is_try = self.counted = self.waited_again = False
         self.failures = self.offered = self.computed = 0
         self.lookup: Lookup | None = None
         self.taken = NO_TOKENS
@@ -207,13 +207,13 @@ class RequestState:
 
     def keys_after(self, tokens: int) -> list[GroupKeys]:
         """Returns the keys of the pages after the first `tokens` tokens for a match, the engine's groups first."""
-        kinds = [group.kind for group in self.groups]
-        pairs = zip(kinds, self.keys, strict=True)
-        keys = [keys[tokens // kind.page_tokens :] if tokens else keys for kind, keys in pairs]
-        asked = [GroupKeys(kind, group_keys) for kind, group_keys in zip(kinds, keys, strict=True)]
-        for group, group_keys in zip(self.groups, keys, strict=True):
-            asked.extend(group.after_a_hit(group_keys))
-        return asked
+        asked: list[GroupKeys] = []
+        behind: list[GroupKeys] = []
+        for group, keys in zip(self.groups, self.keys, strict=True):
+            later = keys[tokens // group.kind.page_tokens :] if tokens else keys
+            asked.append(GroupKeys(group.kind, later))
+            behind.extend(group.after_a_hit(later))
+        return asked + behind
 
     def is_in(self, pool: Any, tokens: int) -> bool | None:
         """Returns whether vLLM's BlockPool has the page before `tokens`; None if that is not known."""

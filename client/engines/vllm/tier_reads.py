@@ -136,7 +136,10 @@ class TierReads:
         """Decides whether a request loads tokens that are in memory. What it has waited for is loaded."""
         waited = tracked.prefetch is not None or (tracked.fleet is not None and tracked.fleet.hit is not None)
         decision = self.rule.decide(LoadTier.MEMORY, needed, now) if needed and not waited else Decision.LOAD
-        tracked.slower[LoadTier.MEMORY] = len(needed) if decision is Decision.COMPUTE else 0
+        if decision is Decision.COMPUTE:
+            tracked.slower[LoadTier.MEMORY] = len(needed)
+        elif tracked.slower:
+            tracked.slower.pop(LoadTier.MEMORY, None)
         return decision is Decision.LOAD
 
     def report(self, copied: Mapping[str, float]) -> None:
