@@ -24,12 +24,12 @@ import time
 from pathlib import Path
 from pagetier.daemon.host import prefault
 
-def fill_later(work, offset, length):
+def populated_later(work, offset):
     while offset and Path(__file__).with_name("wait").exists():
         time.sleep(0.01)
-    return fill(work, offset, length)
+    return populated(work, offset)
 
-fill, prefault._Work.fill = prefault._Work.fill, fill_later
+populated, prefault._Work._populated = prefault._Work._populated, populated_later
 """
 """Lets a daemon populate no more than the first piece of the arena while the file `wait` exists."""
 
