@@ -94,7 +94,7 @@ def test_a_flush_to_disk_writes_and_syncs_all_pages(
     assert result.exit_code == 0
     assert "10 pages, 585.9 KiB written; synced in" in result.output
     assert daemon.snapshot().tiers.disk.pages == 10
-    assert daemon.report().clean
+    assert daemon.until(lambda disk: disk.clean)
     assert "everything was on disk already; synced in" in daemon.pagetier("flush", "--to-disk").output
     assert engine.places(range(10)) == {"memory": 10}
 
