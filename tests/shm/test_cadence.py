@@ -167,6 +167,16 @@ def test_a_store_is_refused_and_not_left_out_where_no_page_may_leave() -> None:
     assert engine.owner.eviction().left_out == 0
 
 
+@pytest.mark.parametrize("kind", PromptKind)
+def test_a_store_evicts_no_page_that_it_contains(kind: PromptKind) -> None:
+    engine = LearningIndex(4)
+    for number in range(4):
+        engine.use([number], kind=kind)
+    coldest, new = engine.keys([0]), engine.keys([9])
+    assert engine.store(new + coldest, b"", kind) == bytes([ReserveOutcome.GRANTED, ReserveOutcome.PRESENT])
+    engine.check()
+
+
 def test_an_index_of_one_page_learns() -> None:
     engine = LearningIndex(1)
     learn(engine)
