@@ -19,9 +19,8 @@ from measure import Result, main, time_of
 from pagetier.daemon.host.huge_pages import huge_page_report
 from pagetier.shm._core import KEY_BYTES, Session, answer_columns, page_requests
 from pagetier.shm.geometry import Geometry
-from pagetier.shm.message_codec import LENGTH, pack
+from pagetier.shm.message_codec import LENGTH, pack, read_reserved
 from pagetier.shm.protocol import BUILD, Reserve, Space
-from pagetier.shm.reserve_frames import read_reserved
 from pagetier.shm.segments import SegmentRequest, Segments, take
 
 ENTRIES = int(os.environ.get("BENCH_ENTRIES", "10000000"))

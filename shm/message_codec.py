@@ -1,10 +1,17 @@
-"""Encodes and decodes the messages of protocol.py: Reserve and Reserved as frames, the others in msgpack.
+"""Encodes and decodes the messages of protocol.py. Each has its length before it, to split a stream of bytes.
 
-Each message has its length before it, so that a stream of bytes can be split.
+Reserve and Reserved are frames, a struct of the core with rows behind it:
+
+    Reserve:   head, label of the namespace, prompts, pages
+    Reserved:  head, pages, reason
+
+The core packs and reads them (shm/core/daemon/reserve_message.h). A store waits for this exchange, so the daemon makes
+no objects of Python of the usual one. All other messages are in msgpack; none of them begins with the byte of a frame.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -12,20 +19,25 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from pagetier.shm import _core
+from pagetier.shm.page_messages import Space
 from pagetier.shm.protocol import (
     MESSAGE_LIMIT,
     Answer,
     PackedAnswer,
     PackedRequest,
+    Prompt,
     ProtocolError,
     Request,
     Reserve,
     Reserved,
 )
-from pagetier.shm.reserve_frames import is_frame, pack_reserve, pack_reserved, read_reserve, read_reserved
 
 LENGTH: Final = struct.Struct("<I")
 _T = TypeVar("_T")
+_FRAME: Final = bytes([_core.FRAME])
+_NS: Final = 1e9
+_FOREVER_NS: Final = 2**64 - 1
 _encoder: Final = msgspec.msgpack.Encoder()
 _requests: Final[msgspec.msgpack.Decoder[PackedRequest]] = msgspec.msgpack.Decoder(PackedRequest)
 _answers: Final[msgspec.msgpack.Decoder[PackedAnswer]] = msgspec.msgpack.Decoder(PackedAnswer)
@@ -43,12 +55,12 @@ def pack(message: msgspec.Struct) -> bytes:
 
 def read_request(body: bytes) -> Request:
     """Returns the request in the body of a message. Raises ProtocolError if it is not one."""
-    return read_reserve(body) if is_frame(body) else decode(_requests, body)
+    return read_reserve(body) if body.startswith(_FRAME) else decode(_requests, body)
 
 
 def read_answer(body: bytes) -> Answer:
     """Returns the response in the body of a message. Raises ProtocolError if it is not one."""
-    return read_reserved(body) if is_frame(body) else decode(_answers, body)
+    return read_reserved(body) if body.startswith(_FRAME) else decode(_answers, body)
 
 
 def decode(decoder: msgspec.msgpack.Decoder[_T], body: bytes) -> _T:
@@ -57,6 +69,59 @@ def decode(decoder: msgspec.msgpack.Decoder[_T], body: bytes) -> _T:
         return decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # msgspec does not convert the second one
         raise ProtocolError(f"no message of this protocol: {error}") from error
+
+
+def pack_reserve(r: Reserve) -> bytes:
+    """Returns a request with its length, ready to be sent.
+
+    Raises TypeError, ValueError or OverflowError if a field does not fit.
+    """
+    s, ttl_ns = r.space, nanoseconds(r.hint_ttl)
+    space = (s.digest, s.name, s.page_tokens, s.group, s.window)
+    return _core.pack_reserve(r.number, *space, r.part, r.parts, r.pages, r.division, r.prompts, r.hint, ttl_ns)
+
+
+def read_reserve(body: bytes) -> Reserve:
+    """Returns the request in a frame. Raises ProtocolError if it is not one."""
+    fields = _read_frame(_core.read_reserve, body)
+    number, digest, name, page_tokens, group, window, part, parts, pages, division, prompts, hint, ttl_ns = fields
+    return Reserve(
+        number,
+        Space(digest, name, page_tokens, group, window),
+        part,
+        parts,
+        pages,
+        division,
+        None if prompts is None else tuple(map(Prompt._make, prompts)),
+        hint,
+        math.inf if ttl_ns == _FOREVER_NS else ttl_ns / _NS,
+    )
+
+
+def pack_reserved(answer: Reserved) -> bytes:
+    """Returns a response with its length, ready to be sent."""
+    return _core.pack_reserved(answer.number, answer.pages, answer.reason)
+
+
+def read_reserved(body: bytes) -> Reserved:
+    """Returns the response in a frame. Raises ProtocolError if it is not one."""
+    return Reserved(*_read_frame(_core.read_reserved, body))
+
+
+def nanoseconds(seconds: float) -> int:
+    """Returns a time in ns: 2**64-1 for one that does not end, 0 for a negative one, which no hint may have."""
+    time_ns = max(seconds * _NS, 0.0)
+    return int(time_ns) if time_ns < _FOREVER_NS else _FOREVER_NS
+
+
+def _read_frame(read: Callable[[bytes], _T | None], body: bytes) -> _T:
+    try:
+        fields = read(body)
+    except UnicodeDecodeError as error:
+        raise ProtocolError(f"no message of this protocol: {error}") from error
+    if fields is None:
+        raise ProtocolError(f"no message of this protocol: a frame of {len(body)} bytes with other lengths")
+    return fields
 
 
 class Unpacker:

@@ -1,6 +1,6 @@
 """The messages on the control socket: a little-endian u32 with the length of a message, then the message.
 
-A message is in msgpack or a frame (reserve_frames.py).
+A message is in msgpack or a frame (message_codec.py).
 A client begins with Attach (or Observe). The daemon answers with Welcome, which carries the segments' descriptors, or
 with Refusal. After that the client may send requests at any time; each is answered once, with its number.
 """
@@ -100,7 +100,7 @@ class Prompt(NamedTuple):
 
 
 class Reserve(msgspec.Struct, frozen=True):
-    """Requests memory for one part of each page of a chain, in order from the head. A frame, see reserve_frames.py.
+    """Requests memory for one part of each page of a chain, in order from the head. A frame, see message_codec.py.
 
     Attributes:
         part: The index of the part, below `parts`.

@@ -11,9 +11,9 @@ from pagetier.daemon.config.schema import EvictOptions
 from pagetier.daemon.status.hint_report import HintReport
 from pagetier.shm._core import NO_ENTRY, HintKind, Owner
 from pagetier.shm.failpoints import point
+from pagetier.shm.message_codec import nanoseconds
 from pagetier.shm.page_rows import PAGE_KEYS, PAGE_REQUESTS
 from pagetier.shm.protocol import HINT_KEYS, HintPages, PagesHinted, Reserve
-from pagetier.shm.reserve_frames import nanoseconds
 
 _KINDS: Final = frozenset(HintKind)
 _LRU: Final = 'with evict.policy = "lru" hints have no effect'

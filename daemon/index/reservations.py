@@ -23,10 +23,9 @@ from pagetier.daemon.index.reaper import Reaper
 from pagetier.daemon.index.tenants import Tenants
 from pagetier.shm._core import KEY_BYTES, NO_ENTRY, PARTS, Owner, ReserveOutcome
 from pagetier.shm.failpoints import point
-from pagetier.shm.message_codec import LENGTH
+from pagetier.shm.message_codec import LENGTH, pack_reserve, pack_reserved, read_reserve, read_reserved
 from pagetier.shm.page_rows import PAGE_ANSWERS, PAGE_REQUESTS, PageAnswer
 from pagetier.shm.protocol import FetchLocated, Prompt, Reserve, Reserved, Space
-from pagetier.shm.reserve_frames import pack_reserve, pack_reserved, read_reserve, read_reserved
 
 _STOPPING: Final = "the daemon is stopping"
 _U32: Final = 1 << 32

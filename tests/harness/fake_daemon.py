@@ -17,9 +17,8 @@ from anonymous_segments import DAY_NS, Memory, attach
 from client_threads import client_threads, clients_end
 from eventually import PATIENCE_S
 from pagetier.shm.geometry import Geometry
-from pagetier.shm.message_codec import LENGTH, Unpacker, pack, read_request
+from pagetier.shm.message_codec import LENGTH, Unpacker, pack, read_request, read_reserved
 from pagetier.shm.protocol import Answer, Attach, Detach, Detached, Refusal, Request, Reserve, Reserved, Welcome
-from pagetier.shm.reserve_frames import read_reserved
 
 GEOMETRY = Geometry(frame_bytes=4096, frames=64, entries=64, spaces=4)
 

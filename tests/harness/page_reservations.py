@@ -6,10 +6,9 @@ from array import array
 from typing import Any
 
 from pagetier.shm._core import KEY_BYTES, Owner, ReservedPages, answer_columns, pack_reserve, page_requests
-from pagetier.shm.message_codec import LENGTH
+from pagetier.shm.message_codec import LENGTH, read_reserved
 from pagetier.shm.page_rows import PAGE_ANSWERS, PageAnswer
 from pagetier.shm.protocol import Reserved
-from pagetier.shm.reserve_frames import read_reserved
 
 Prompts = tuple[tuple[int, bytes, int], ...] | None
 

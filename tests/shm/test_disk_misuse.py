@@ -22,9 +22,8 @@ from pagetier.shm._core import (
     pack_reserve,
     page_requests,
 )
-from pagetier.shm.message_codec import LENGTH
+from pagetier.shm.message_codec import LENGTH, read_reserved
 from pagetier.shm.page_rows import PAGE_ANSWERS, PAGES_TO_READ, PAGES_TO_WRITE, PageAnswer, PageToWrite
-from pagetier.shm.reserve_frames import read_reserved
 
 
 def rows_of(*entries: int) -> bytes:

@@ -1,6 +1,6 @@
 /* reserve_message.h - reads a request for a reservation from the bytes of its message, and lays out the response.
  *
- * Both are frames of fixed structs, with rows behind them (shm/reserve_frames.py). Any process may send
+ * Both are frames of fixed structs, with rows behind them (shm/message_codec.py). Any process may send
  * one that may attach: nothing is read before its bytes are known to be there, and every field is copied, since a frame
  * has no alignment. */
 #pragma once

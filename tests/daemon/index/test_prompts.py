@@ -12,10 +12,9 @@ from anonymous_segments import DAY_NS
 from learning_index import FRAME, LearningIndex
 from pagetier.daemon.index.reservations import wrong_prompts
 from pagetier.shm._core import KEY_BYTES, HintKind, ReserveOutcome, answer_columns, page_requests
-from pagetier.shm.message_codec import LENGTH, pack
+from pagetier.shm.message_codec import LENGTH, pack, read_reserved
 from pagetier.shm.page_rows import PAGE_REQUESTS
 from pagetier.shm.protocol import REQUEST_LIMIT, Prompt, Reserve, Space
-from pagetier.shm.reserve_frames import read_reserved
 
 SPACE = Space(bytes(KEY_BYTES), "test", 16, 0, 0)
 PARENT = bytes(KEY_BYTES)

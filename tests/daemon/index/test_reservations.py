@@ -34,9 +34,8 @@ from pagetier.daemon.server.limits import ConnectionLimits
 from pagetier.daemon.server.server_state import ServerState
 from pagetier.daemon.status.publisher import StatusPublisher
 from pagetier.shm._core import KEY_BYTES, ReserveOutcome, page_requests
-from pagetier.shm.message_codec import LENGTH, pack, read_answer
+from pagetier.shm.message_codec import LENGTH, pack, read_answer, read_reserve, read_reserved
 from pagetier.shm.protocol import BUILD, Attach, Describe, Description, Prompt, Reserve, Reserved, Space
-from pagetier.shm.reserve_frames import read_reserve, read_reserved
 from pagetier.shm.segments import Segments
 
 DIGEST = bytes(range(KEY_BYTES))
