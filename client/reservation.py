@@ -14,8 +14,7 @@ from pagetier.client.paged_blocks import Blocks, Part
 from pagetier.client.store_result import CODES, Outcome, StoreResult
 from pagetier.kernels.host.buffers import Access, HostBuffer, HostPages, pages_of
 from pagetier.kernels.layout.transfer import Transfer
-from pagetier.shm._core import ReservedPages, ReserveOutcome, Session, answer_columns
-from pagetier.shm.cached import CachedProperty
+from pagetier.shm._core import ReserveOutcome, Session, answer_columns
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Reserved
 from pagetier.shm.row_arrays import entries_of, flags_of, serials_of
@@ -26,7 +25,8 @@ _Serials = npt.NDArray[np.uint64]
 _GRANTED: Final = int(ReserveOutcome.GRANTED)
 _FIRST_PAGES: Final = np.arange(256)
 _FIRST_PAGES.flags.writeable = False
-_NO_ANSWER: Final = ReservedPages(b"", b"", b"")
+_NO_ENTRIES: Final = entries_of(b"")
+_NO_SERIALS: Final = serials_of(b"")
 
 
 def _granted_pages(outcomes: bytes) -> npt.NDArray[np.intp]:
@@ -63,13 +63,14 @@ class Reservation:
         granted: The pages to write: those for which there is memory.
         open: Those of them that are neither published nor abandoned, ascending.
         session: The mapped segments, for code that copies on its own; None if no page was granted.
+        entries: u32, the entry of each page, for code that copies on its own; none if the daemon was not asked.
     """
 
     def __init__(self, part: Part) -> None:
         """Makes an empty reservation of this part of each page, for grant()."""
         self.granted = self.open = _FIRST_PAGES[:0]
         self.session: Session | None = None
-        self._pages = _NO_ANSWER
+        self.entries, self._serials = _NO_ENTRIES, _NO_SERIALS
         self._granted_serials: set[int] = set()
         self._part = part
         self._codes = bytearray()
@@ -78,21 +79,23 @@ class Reservation:
     def grant(self, session: Session, granted_serials: dict[int, set[int]], answer: Reserved) -> Reservation:
         """Fills the reservation with the daemon's answer to a session, and extends the serials that it was granted.
 
-        An exception of a signal handler may end it; then it changed nothing and is called again. Objects that own the
-        pages must not be made here: one that such an exception drops would abandon them.
+        An exception of a signal handler may end it; then it is called again. Objects that own the pages must not be
+        made here: one that such an exception drops would abandon them.
 
         Returns:
             The reservation.
         """
         pages = answer_columns(answer.pages)
         granted, codes = _granted_pages(pages.outcomes), bytearray(pages.outcomes.translate(CODES))
+        entries, serials = entries_of(pages.entries), serials_of(pages.serials)
         # A greeting names these serials from now on: a daemon that this process attaches to next keeps the frames too.
-        serials = granted_serials.setdefault(self._part.index, set())
-        if len(granted) == len(pages.outcomes):  # arrays would take longer
-            serials.update(memoryview(pages.serials).cast("Q"))
+        of_part = granted_serials.setdefault(self._part.index, set())
+        if len(granted) == len(serials):  # an array would take longer
+            of_part.update(memoryview(pages.serials).cast("Q"))
         else:
-            serials.update(_at(serials_of(pages.serials), granted).tolist())
-        self._pages, self._granted_serials, self._codes, self._reason = pages, serials, codes, answer.reason
+            of_part.update(serials[granted].tolist())
+        self.entries, self._serials, self._granted_serials = entries, serials, of_part
+        self._codes, self._reason = codes, answer.reason
         self.granted = self.open = granted
         self.session = session
         if granted.size:
@@ -166,15 +169,6 @@ class Reservation:
         if self.session is not None and len(pages):
             self._finish(self.session.publish, pages)
         return StoreResult(bytes(self._codes), self._reason)
-
-    @CachedProperty
-    def entries(self) -> npt.NDArray[np.uint32]:
-        """u32, the entry of each page, for code that copies on its own."""
-        return entries_of(self._pages.entries)
-
-    @CachedProperty
-    def _serials(self) -> npt.NDArray[np.uint64]:
-        return serials_of(self._pages.serials)
 
     @property
     def result(self) -> StoreResult:
