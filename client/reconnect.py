@@ -15,13 +15,13 @@ from typing import Protocol
 
 import msgspec
 
+from pagetier.shm.client_socket import nothing_listens
 from pagetier.shm.daemon_link import Greeting, Link, LinkError, RefusedError
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Attach, Welcome
 from pagetier.shm.safe_event import SafeEvent
 from pagetier.shm.socket_path import open_remedy
 from pagetier.shm.timed_get import get_in_time
-from pagetier.shm.unix_socket import nothing_listens
 
 log = logging.getLogger("pagetier.client")
 

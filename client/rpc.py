@@ -30,11 +30,11 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from pagetier.shm import clock
+from pagetier.shm.client_socket import Sending
 from pagetier.shm.clock import Deadline
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Answer, Fetched, Flushed, Located, Request, Reserved
-from pagetier.shm.request_sender import Sending
 from pagetier.shm.safe_event import SafeCondition
 
 log = logging.getLogger("pagetier.client")

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from pagetier.shm import clock, unix_socket
+from pagetier.shm import client_socket, clock
+from pagetier.shm.client_socket import LinkError, RequestSender, SentRequest
 from pagetier.shm.clock import Deadline
 from pagetier.shm.failpoints import point
 from pagetier.shm.message_codec import ResponseBuffer, pack
@@ -29,7 +30,6 @@ from pagetier.shm.protocol import (
     Request,
     Welcome,
 )
-from pagetier.shm.request_sender import LinkError, RequestSender, SentRequest
 from pagetier.shm.socket_path import DefaultSocket, misspelt_variable
 from pagetier.shm.socket_trust import peer_credentials, why_untrusted
 
@@ -84,15 +84,15 @@ class Link:
         try:
             if isinstance(path, DefaultSocket) and (name := misspelt_variable()):
                 raise RefusedError(f"the variable {name} is unknown; did you mean PAGETIER_SOCKET?")
-            unix_socket.connect(self._socket, path, timeout)
+            client_socket.connect(self._socket, path, timeout)
             _check_trust(self._socket, path)
         except OSError as error:
             self.close()
-            raise LinkError(f"{path}: {unix_socket.why_not_connected(path, error)}") from error
+            raise LinkError(f"{path}: {client_socket.why_not_connected(path, error)}") from error
         except RefusedError:
             self.close()
             raise
-        unix_socket.limit_receiving(self._socket)
+        client_socket.limit_receiving(self._socket)
 
     @property
     def daemon_pid(self) -> int:
@@ -110,10 +110,10 @@ class Link:
         deadline = Deadline(timeout)
         self.send(request, timeout)
         point("link.asked")
-        if not unix_socket.wait_readable(self._socket, deadline.left, self._wake):
+        if not client_socket.wait_readable(self._socket, deadline.left, self._wake):
             raise LinkError("the daemon does not answer")
         try:
-            data, descriptors = unix_socket.receive_with_descriptors(self._socket, _CHUNK, _DESCRIPTORS)
+            data, descriptors = client_socket.receive_with_descriptors(self._socket, _CHUNK, _DESCRIPTORS)
         except OSError as error:
             raise LinkError(f"the daemon is gone: {error.strerror}") from error
         try:
@@ -214,7 +214,7 @@ class Link:
                 return True
             self._polled = self._watched
             poll.register(self._socket, self._polled)
-            ready = unix_socket.polled(poll, math.inf)
+            ready = client_socket.polled(poll, math.inf)
             if self._wake in ready:
                 os.eventfd_read(self._wake)
             elif ready:
@@ -263,7 +263,7 @@ class Link:
         """Receives and decodes, unless an interrupt has left something."""
         try:
             if not self._responses.has_responses:
-                unix_socket.receive(self._socket, self._responses.chunks, _CHUNK, timeout)
+                client_socket.receive(self._socket, self._responses.chunks, _CHUNK, timeout)
         except OSError as error:
             raise LinkError(f"the daemon is gone: {error.strerror}") from error
         self._decode()

@@ -10,9 +10,9 @@ from typing import Final
 from pagetier.client.engines.switch import SettingsOrigin
 from pagetier.client.reconnect import LinkEvent, LinkState
 from pagetier.shm._core import Session
+from pagetier.shm.client_socket import nothing_listens
 from pagetier.shm.protocol import DISK, POPULATING
 from pagetier.shm.units import format_size
-from pagetier.shm.unix_socket import nothing_listens
 
 _NOTHING: Final = "nothing is cached"
 

@@ -11,9 +11,9 @@ import pytest
 from eventually import PATIENCE_S, eventually
 from pagetier.client.pending_request import PendingRequest
 from pagetier.client.rpc import Requests
+from pagetier.shm.client_socket import Sending, SentRequest
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import Answer, Flush, Flushed, Request
-from pagetier.shm.request_sender import Sending, SentRequest
 
 
 class SlowLink:

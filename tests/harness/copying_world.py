@@ -28,11 +28,11 @@ from pagetier.kernels.layout.page_layout import PageLayout
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 from pagetier.kernels.layout.transfer import PagedCache
 from pagetier.shm._core import KEY_BYTES, Pins, ReserveOutcome, Session
+from pagetier.shm.client_socket import Sending, SentRequest
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.page_rows import PAGE_REQUESTS
 from pagetier.shm.protocol import Answer, Request, Reserve, Reserved
-from pagetier.shm.request_sender import Sending, SentRequest
 
 TOKENS, BLOCK, HEADS, WIDTH, LAYERS = 4, 2, 4, 47, 2
 BLOCKS = 48

@@ -10,7 +10,7 @@ import pytest
 
 from eventually import eventually
 from fake_daemon import FakeDaemon, Peer
-from pagetier.shm import unix_socket
+from pagetier.shm import client_socket
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import BUILD, Attach, Flush
 
@@ -33,7 +33,7 @@ def linked(behave: Callable[[Peer], None] | None = None) -> Iterator[tuple[FakeD
 
 def never_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has links poll before each receive, so that no time passes in recv(). Links must have been made before."""
-    monkeypatch.setattr(unix_socket, "_BLOCKING_S", math.inf)
+    monkeypatch.setattr(client_socket, "_BLOCKING_S", math.inf)
 
 
 def wait_for_end(peer: Peer) -> None:

@@ -21,7 +21,7 @@ from pagetier.client.attachment import AttachedClient
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.host.host_device import HostDevice
 from pagetier.kernels.layout.slot_map import slot_map
-from pagetier.shm import unix_socket
+from pagetier.shm import client_socket
 from running_daemon import RunningDaemon
 from virtual_clock import VirtualClock
 
@@ -108,7 +108,7 @@ def test_a_daemon_that_hangs_for_a_moment_rejects_nothing(daemon: RunningDaemon,
     stores = [engine.copier.store(keys, slots) for keys in chains]
     linked = client._attachment.linked
     assert linked is not None
-    assert eventually(lambda: not unix_socket.wait_writable(linked.link._socket, 0)), "the socket takes all at once"
+    assert eventually(lambda: not client_socket.wait_writable(linked.link._socket, 0)), "the socket takes all at once"
     assert not any(store.ready for store in stores)
     daemon.signal(signal.SIGCONT)
     assert eventually(lambda: all_ready(stores), PATIENCE_S)
