@@ -17,9 +17,8 @@ from pagetier.shm.process import lower_priority
 from pagetier.tiers.base import Catalogue, DoubtError, TierError
 from pagetier.tiers.worker.arena import WorkerArena
 from pagetier.tiers.worker.channel import Channel
-from pagetier.tiers.worker.moved_pages import read_pages, write_pages
+from pagetier.tiers.worker.moved_pages import ReadTask, read_pages, read_tasks, write_pages
 from pagetier.tiers.worker.ordered_pages import OrderedPages
-from pagetier.tiers.worker.tasks import ReadTask, read_tasks
 from pagetier.tiers.worker_protocol import (
     WORKER_BUILD,
     Command,

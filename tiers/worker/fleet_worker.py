@@ -19,8 +19,7 @@ from pagetier.tiers.base import FleetState, Incoming, ReadOutcome, ReadResult, T
 from pagetier.tiers.fleet.object_fleet import ObjectFleet
 from pagetier.tiers.worker.arena import WorkerArena
 from pagetier.tiers.worker.channel import Channel
-from pagetier.tiers.worker.moved_pages import read_pages, write_pages
-from pagetier.tiers.worker.tasks import ReadTask, read_tasks
+from pagetier.tiers.worker.moved_pages import ReadTask, read_pages, read_tasks, write_pages
 from pagetier.tiers.worker_protocol import (
     WORKER_BUILD,
     Command,

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress
 from typing import Final, TypeAlias
 
+import msgspec
+
 from pagetier.shm.failpoints import point
-from pagetier.shm.page_rows import PAGES_TO_WRITE
+from pagetier.shm.page_rows import PAGE_KEYS, PAGES_TO_READ, PAGES_TO_WRITE, PageToRead, PageToWrite
+from pagetier.shm.protocol import Space
 from pagetier.tiers.base import NO_ROOM, SKIPPED, Incoming, Outgoing, ReadOutcome, ReadResult, Written
 from pagetier.tiers.worker.arena import WorkerArena
-from pagetier.tiers.worker.tasks import ReadTask, drops_of, outgoing
-from pagetier.tiers.worker_protocol import HasRead, Stored, Write, Wrote
+from pagetier.tiers.worker_protocol import HasRead, Read, Stored, Write, Wrote
 
 Writer: TypeAlias = Callable[[Sequence[bytes], Sequence[Outgoing]], Written]
 Reader: TypeAlias = Callable[[Incoming], ReadResult]
 _WHY_NOT: Final = {NO_ROOM: Stored.NO_ROOM, SKIPPED: Stored.SKIPPED}
+_TASK_BYTES: Final = 4 << 20
+_TASK_PAGES: Final = 64
+_SHARED_BYTES: Final = 64 << 10  # less is not worth another thread and another report
 
 
 def write_pages(write: Writer, memory: WorkerArena, command: Write) -> Wrote:
@@ -26,7 +31,7 @@ def write_pages(write: Writer, memory: WorkerArena, command: Write) -> Wrote:
     pages = list(PAGES_TO_WRITE.read(command.pages))
     with memory.pinned(pages) as there:
         point("worker.pinned")
-        written = write(drops_of(command), outgoing(command, list(compress(pages, there)), memory))
+        written = write(PAGE_KEYS.split(command.drops), _outgoing(command, compress(pages, there), memory))
         point("worker.written")
     # The report follows the end of the write: from then on the daemon may evict the page from memory.
     point("worker.unpinned")
@@ -38,10 +43,54 @@ def write_pages(write: Writer, memory: WorkerArena, command: Write) -> Wrote:
     return Wrote(command.number, stored, reason, written.disk_bytes, taken)
 
 
+def _outgoing(command: Write, pages: Iterable[PageToWrite], memory: WorkerArena) -> list[Outgoing]:
+    """Returns pages of a write, in place. The caller has pinned them."""
+    return [
+        Outgoing(page.key, command.spaces[page.space], page.size, page.stamp, memory.frames(page.entry), page.history)
+        for page in pages
+    ]
+
+
 def _stored(written: Written, number: int) -> Stored:
     if written.stored[number]:
         return Stored.PRESENT if number in written.present else Stored.DONE
     return _WHY_NOT.get(written.reasons[number], Stored.FAILED)
+
+
+class ReadTask(msgspec.Struct, frozen=True):
+    """Some pages of a Read, from page `first` on, for one thread."""
+
+    number: int
+    first: int
+    pages: tuple[PageToRead, ...]
+    spaces: dict[int, Space]
+
+    def incoming(self, page: PageToRead, memory: WorkerArena) -> Incoming:
+        """Returns one page with the frames that were granted for it."""
+        space = self.spaces[page.space].digest if self.spaces else b""
+        return Incoming(page.key, page.size, memory.frames(page.entry), space)
+
+
+def read_tasks(command: Read, tasks: int = 1) -> Iterator[ReadTask]:
+    """Splits a Read so that several threads share it and its first pages are ready soon.
+
+    Args:
+        command: The Read.
+        tasks: About how many tasks there are at least, unless its pages are small.
+
+    Yields:
+        Its tasks, in order.
+    """
+    pages = tuple(PAGES_TO_READ.read(command.pages))
+    most = min(_TASK_BYTES, max(_SHARED_BYTES, sum(page.size for page in pages) // tasks))
+    first = 0
+    while first < len(pages):
+        last, nbytes = first + 1, pages[first].size
+        while last < len(pages) and last - first < _TASK_PAGES and nbytes + pages[last].size <= most:
+            nbytes += pages[last].size
+            last += 1
+        yield ReadTask(command.number, first, pages[first:last], command.spaces)
+        first = last
 
 
 def read_pages(read_one: Reader, memory: WorkerArena, task: ReadTask) -> HasRead:

@@ -17,7 +17,7 @@ from pagetier.tiers.fleet.object_fleet import ObjectFleet
 from pagetier.tiers.worker.arena import WorkerArena
 from pagetier.tiers.worker.channel import Channel
 from pagetier.tiers.worker.fleet_worker import FleetWorker
-from pagetier.tiers.worker.tasks import read_tasks
+from pagetier.tiers.worker.moved_pages import read_tasks
 from pagetier.tiers.worker_protocol import Command, HasRead, Read, Report
 
 KIB, MIB = 1 << 10, 1 << 20
