@@ -24,6 +24,7 @@ What a death between two steps leaves:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import compress
 from operator import not_
@@ -35,7 +36,6 @@ from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.schema import BATCH_BYTES, SMALLEST_PART
 from pagetier.daemon.disk.commands_in_flight import PendingWrite
 from pagetier.daemon.disk.disk_device import DiskDevice
-from pagetier.daemon.disk.store_rate import StoreRate
 from pagetier.daemon.disk.write_budget import Budget
 from pagetier.shm._core import Owner, WriteResult, WriteRule
 from pagetier.shm.failpoints import point
@@ -50,6 +50,8 @@ _RULES: Final[Mapping[str, WriteRule]] = {
 }
 _BATCH_PAGES: Final = 2048
 _RECHECK_S: Final = 10.0  # the check walks over the whole index
+_STORES_S: Final = 10.0  # long enough for a prompt to be published and for the disk to write as much
+_NO_STORES: Final = 0.5  # frames
 _STORED: Final = bytes([Stored.FAILED, Stored.DONE, Stored.GONE, Stored.NO_ROOM])
 _FINAL: Final = bytes.maketrans(
     _STORED, bytes([WriteResult.FAILED, WriteResult.DONE, WriteResult.AGAIN, WriteResult.AGAIN])
@@ -57,6 +59,33 @@ _FINAL: Final = bytes.maketrans(
 _TRIED_ELSEWHERE: Final = bytes.maketrans(
     _STORED, bytes([WriteResult.AGAIN, WriteResult.DONE, WriteResult.AGAIN, WriteResult.AGAIN])
 )
+
+
+class StoreRate:
+    """The frames that were granted to engines in the last seconds. Older ones count less, as e**(-seconds / 10).
+
+    A prompt counts in full at once: as much may be stored again before the disk has written a page.
+    """
+
+    def __init__(self, frame_bytes: int) -> None:
+        self._frame_bytes = frame_bytes
+        self._level = 0.0
+        self._at = loop_clock.now()
+
+    def add(self, granted: int, nbytes: int) -> None:
+        """Records that so many pages, with so many bytes, were granted."""
+        if granted:
+            now, frames = loop_clock.now(), math.ceil(nbytes / self._frame_bytes)
+            self._level, self._at = self._level_at(now) + max(granted, frames), now
+
+    @property
+    def frames(self) -> int:
+        """The number of frames."""
+        level = self._level_at(loop_clock.now())
+        return math.ceil(level) if level >= _NO_STORES else 0
+
+    def _level_at(self, now: float) -> float:
+        return self._level * math.exp((self._at - now) / _STORES_S)
 
 
 class WriteBehind:
@@ -75,10 +104,8 @@ class WriteBehind:
 
     def __init__(self, owner: Owner, options: DiskOptions, budget: Budget, devices: Sequence[DiskDevice]) -> None:
         header = owner.header()
-        self._owner = owner
-        self._options = options
-        self._budget = budget
-        self._devices = devices
+        self._owner, self._options = owner, options
+        self._budget, self._devices = budget, devices
         self._frames = header.frames
         self._frame_bytes = header.frame_bytes
         self._least_ahead = max(1, int(header.frames * options.write_behind))
@@ -135,9 +162,7 @@ class WriteBehind:
 
         While a new device is being opened, nothing is written: it may have the pages that would be written to others.
         """
-        if not self._devices:
-            return
-        if any(device.awaited for device in self._devices):
+        if not self._devices or any(device.awaited for device in self._devices):
             return
         while any(device.accepts for device in self._devices):
             ahead = self._ahead()
@@ -195,8 +220,7 @@ class WriteBehind:
 
     def _in_order(self) -> Iterable[DiskDevice]:
         """Returns the devices that accept a batch, the best place first."""
-        working = [device for device in self._devices if device.ready and not device.paused]
-        usable = working or self._devices
+        usable = [device for device in self._devices if device.ready and not device.paused] or self._devices
         return sorted((device for device in usable if device.accepts), key=self._rank)
 
     def _rank(self, device: DiskDevice) -> tuple[bool, int, float]:
@@ -206,9 +230,8 @@ class WriteBehind:
 
     def _too_few_written(self, ahead: int) -> bool:
         """Returns whether more pages are to be written so that `ahead` frames are free or written."""
-        if self.flush_all or self._options.write == "through":
-            return True
-        return self._owner.frames_before_unwritten(ahead) + self.in_flight < ahead  # a page has one frame at least
+        # A page that is being written has one frame at least.
+        return self.rule is WriteRule.THROUGH or self._owner.frames_before_unwritten(ahead) + self.in_flight < ahead
 
     def _ahead(self) -> int:
         """Returns how many frames are to be free or written: as many as engines have just stored, within limits.
@@ -266,11 +289,7 @@ class WriteBehind:
     def _forget_if_done(self) -> None:
         """Clears the fault of failed writes once all pages are on disk, because no later write would clear it."""
         now = loop_clock.now()
-        waiting = [
-            device
-            for device in self._devices
-            if device.ready and device.health.has_failed_pages and not device.commands
-        ]
+        waiting = [one for one in self._devices if one.ready and one.health.has_failed_pages and not one.commands]
         if not waiting or now - self._checked_at < _RECHECK_S:
             return
         self._checked_at = now

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pagetier.daemon.disk.store_rate import StoreRate
+from pagetier.daemon.disk.write_behind import StoreRate
 from virtual_time_loop import OwnTimeLoop
 
 
