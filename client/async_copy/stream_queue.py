@@ -11,8 +11,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Final, TypeAlias
 
-from pagetier.client.async_copy.flights import EventAlarm, Flight
-from pagetier.client.async_copy.job import CopyJob, Piece
+from pagetier.client.async_copy.job import CopyJob, EventAlarm, Flight, Piece
 from pagetier.client.async_copy.throttle import BandwidthCap, Rate
 from pagetier.kernels.device import DeviceError, Stream
 from pagetier.shm import clock
