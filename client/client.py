@@ -20,14 +20,14 @@ from pagetier.client.keys import Keys, Namespace, require_keys
 from pagetier.client.load_or_compute import LoadOrCompute
 from pagetier.client.match import Match, reject_keys
 from pagetier.client.own_attachment import OwnAttachment, display_name, started
-from pagetier.client.paged_blocks import WHOLE, Blocks, Part, required_part
+from pagetier.client.paged_blocks import WHOLE, Blocks, Part, require_named, required_part
 from pagetier.client.pending_reservation import PageSizes, packed_sizes, reservation_request
 from pagetier.client.prompt_reader import PromptReader, copied_while_read
 from pagetier.client.reconnect import LinkEvent, log_event
 from pagetier.client.registered_cache import RegisteredCache
 from pagetier.client.registered_group import RegisteredGroup
 from pagetier.client.registered_groups import RegisteredGroups
-from pagetier.client.registration import CacheGroup, EngineOptions, attention_group, require_named
+from pagetier.client.registration import CacheGroup, EngineOptions, attention_group
 from pagetier.client.reservation import Reservation
 from pagetier.client.session_lookups import count_match, sample_lookup
 from pagetier.client.store_result import StoreResult

@@ -11,8 +11,7 @@ import numpy.typing as npt
 from pagetier.client.arguments import Misuse, integer_of
 from pagetier.client.group_match import GroupMatch, group_of
 from pagetier.client.match import Match, require_match
-from pagetier.client.paged_blocks import Blocks
-from pagetier.client.registration import require_named
+from pagetier.client.paged_blocks import Blocks, require_named
 from pagetier.kernels.host.buffers import Access, HostBuffers, HostPages, page_count, pages_of
 from pagetier.shm._core import Session
 

@@ -6,7 +6,8 @@ from typing import Final
 
 import msgspec
 
-from pagetier.kernels.layout.page_layout import Shard
+from pagetier.client.keys import Namespace
+from pagetier.kernels.layout.page_layout import PageLayout, Shard
 from pagetier.kernels.layout.slot_map import SlotMap
 from pagetier.kernels.layout.transfer import PagedCache, Transfer
 from pagetier.shm._core import PARTS
@@ -97,6 +98,21 @@ class Blocks(msgspec.Struct, frozen=True, eq=False, dict=True):
         for transfer in transfers:
             transfer.require_host()
         return transfers
+
+
+def require_named(namespace: Namespace, page: PageLayout) -> None:
+    """Verifies that the namespace has the layout and the page length of these pages.
+
+    Bytes in another order would have another meaning. A snapshot is one row, regardless of its number of tokens.
+
+    Raises:
+        ValueError: It has not.
+    """
+    if namespace.layout != page.layout or page.tokens not in (1, namespace.page_tokens):
+        raise ValueError(
+            f"{namespace.name} differs from the cache: set the Namespace's layout to PageLayout.layout and its"
+            f" page_tokens to {page.tokens}"
+        )
 
 
 def part_of(shard: Shard) -> Part:

@@ -156,21 +156,6 @@ def namespace_of(
     )
 
 
-def require_named(namespace: Namespace, page: PageLayout) -> None:
-    """Verifies that the namespace has the layout and the page length of these pages.
-
-    Bytes in another order would have another meaning. A snapshot is one row, regardless of its number of tokens.
-
-    Raises:
-        ValueError: It has not.
-    """
-    if namespace.layout != page.layout or page.tokens not in (1, namespace.page_tokens):
-        raise ValueError(
-            f"{namespace.name} differs from the cache: set the Namespace's layout to PageLayout.layout and its"
-            f" page_tokens to {page.tokens}"
-        )
-
-
 def _consists_of(kind: str, cache: CacheLayout) -> bool:
     """Returns whether all planes are "row"s or "state"s, whose blocks are opaque."""
     return all(plane.kind.startswith(f"{kind} ") for plane in cache.planes)

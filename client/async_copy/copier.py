@@ -18,8 +18,7 @@ from pagetier.client.async_copy.throttle import BandwidthCap, CopyBacklog, Rate
 from pagetier.client.attachment import AttachedClient
 from pagetier.client.keys import Keys
 from pagetier.client.match import Match, MatchHandle
-from pagetier.client.paged_blocks import part_of
-from pagetier.client.registration import require_named
+from pagetier.client.paged_blocks import part_of, require_named
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.config.settings_file import load_settings
 from pagetier.kernels.device import Device, Direction, EngineEvent
