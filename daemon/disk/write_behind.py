@@ -72,10 +72,10 @@ class StoreRate:
         self._level = 0.0
         self._at = loop_clock.now()
 
-    def add(self, granted: int, nbytes: int) -> None:
-        """Records that so many pages, with so many bytes, were granted."""
+    def add(self, granted: int, nbytes: int, now: float) -> None:
+        """Records that so many pages, with so many bytes, were granted `now`, by the loop's time."""
         if granted:
-            now, frames = loop_clock.now(), math.ceil(nbytes / self._frame_bytes)
+            frames = math.ceil(nbytes / self._frame_bytes)
             self._level, self._at = self._level_at(now) + max(granted, frames), now
 
     @property

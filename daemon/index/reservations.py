@@ -103,7 +103,7 @@ class Reservations:
         # The engine copies from here on, so nothing that follows delays its store.
         send(response)
         self._store_quota.add(slot, frames)
-        disk.write_behind.stores.add(granted, granted_bytes)
+        disk.write_behind.stores.add(granted, granted_bytes, began)
         if granted and self._parts.fleet.writes.enabled:
             request = read_reserve(bytes(received[LENGTH.size : nbytes]))
             self._parts.fleet.note_stored(request, read_reserved(response[LENGTH.size :]), granted_bytes)
@@ -177,7 +177,7 @@ class Reservations:
     def _note_granted(self, request: Reserve, answer: Reserved, granted: int, granted_bytes: int) -> None:
         """Counts the pages that were granted for the tiers that will have to write them."""
         disk = self._parts.disk
-        disk.write_behind.stores.add(granted, granted_bytes)
+        disk.write_behind.stores.add(granted, granted_bytes, self._loop.time())
         if disk.budget.per_day:
             entries = array("I", [page.entry for page in PAGE_ANSWERS.read(answer.pages)])
             known = self._owner.reservations(entries), self._owner.tiers(entries)
