@@ -90,7 +90,7 @@ static inline void pt_fetch(pt_owner *o, const pt_request *r, pt_reader *readers
 {
     pt_answer lost = {PT_GRANTED, PT_NONE, 0};
     o->settled = false;
-    pt_stamp_all(o, keys, count, r->now);
+    pt_stamp_all(o, keys, count, r->now + count);
     PT_POINT("fetch.stamped");
     for (uint32_t i = 0; i < count; i++) {
         answers[i] = lost.outcome == PT_GRANTED ? pt_fetch_page(o, r, readers, located, i, pt_nth_key(keys, i)) : lost;

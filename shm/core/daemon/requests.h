@@ -36,6 +36,8 @@ typedef struct {
     const uint8_t *parent; /* the key of the page before the first one; NULL: none, or not known */
     uint32_t depth; /* number of the first page in its prompt, from 1; 0: not known */
     pt_place place; /* of the first page; set by pt_reserve */
+    uint32_t known; /* pages at its beginning; those after them are in no tier; set by pt_reserve, true until it
+                     * grants or evicts the first page */
 } pt_prompt;
 
 typedef struct {

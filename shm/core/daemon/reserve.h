@@ -186,9 +186,9 @@ static inline void pt_tally(pt_daemon_counts *counters, enum pt_outcome outcome)
     counters->refused += outcome == PT_REFUSED_FULL || outcome == PT_REFUSED_SIZE;
 }
 
-/* Stamps the pages that exist, with a recency that falls from head to tail. This happens before any eviction, so that a
- * batch never evicts its own prefix. */
-static inline void pt_stamp_all(pt_owner *o, const uint8_t *keys, uint32_t count, uint64_t now)
+/* Stamps the pages that exist, with a recency that falls from `tick`, that of the head. This happens before any
+ * eviction, so that a batch never evicts its own prefix. */
+static inline void pt_stamp_all(pt_owner *o, const uint8_t *keys, uint32_t count, uint64_t tick)
 {
     pt_dict d = pt_dict_in_force(&o->view);
     for (uint32_t i = 0; i < count; i++) {
@@ -196,7 +196,7 @@ static inline void pt_stamp_all(pt_owner *o, const uint8_t *keys, uint32_t count
             pt_prefetch_write(&d.buckets[pt_home(&o->view, pt_nth_key(keys, i + PT_AHEAD))]);
         uint32_t entry = pt_dict_find(&o->view, d, keys + i * (uint64_t)PT_KEY_BYTES);
         if (entry != PT_NONE)
-            pt_stamp(o, entry, now + count - i);
+            pt_stamp(o, entry, tick - i);
     }
 }
 
@@ -244,7 +244,8 @@ static inline void pt_reserve(pt_owner *o, const pt_request *r, const uint8_t *k
         pt_note_store(o, r, &prompts[i], pt_nth_key(keys, prompts[i].begin),
                       pt_pages_of(prompts, prompt_count, i, count));
     pt_note_batch(o, r, prompts, prompt_count, keys, sizes, count);
-    pt_stamp_all(o, keys, count, r->now);
+    for (uint32_t i = 0; i < prompt_count; i++)
+        pt_stamp_all(o, pt_nth_key(keys, prompts[i].begin), prompts[i].known, r->now + count - prompts[i].begin);
     PT_POINT("reserve.stamped");
     for (uint32_t i = 0; i < prompt_count; i++) {
         uint32_t at = prompts[i].begin;

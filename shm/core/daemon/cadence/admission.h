@@ -18,7 +18,8 @@ static inline float pt_worth_of_arrival(const pt_owner *o, const pt_request *r, 
                                         const pt_place *place)
 {
     uint64_t hash = pt_key_hash(o->cadence, key);
-    pt_ghost page = pt_cadence_arrival(o->cadence, hash, place->cadence, place->said, r->now);
+    const pt_ghost *known = pt_ghost_find(&o->cadence->ghosts, hash);
+    pt_ghost page = pt_cadence_arrival(o->cadence, known, hash, place->cadence, place->said, r->now);
     return o->cadence->returns.index[page.class][0];
 }
 
@@ -91,8 +92,9 @@ static inline uint32_t pt_admit_prompt(pt_owner *o, const pt_request *r, const u
 static inline pt_answer pt_leave_out(pt_owner *o, const pt_request *r, const uint8_t *key, pt_place *place)
 {
     uint64_t hash = pt_key_hash(o->cadence, key);
-    pt_ghost page = pt_cadence_arrival(o->cadence, hash, place->cadence, place->said, r->now);
-    pt_cadence_missed(o->cadence, hash, r->now);
+    const pt_ghost *known = pt_ghost_find(&o->cadence->ghosts, hash);
+    pt_ghost page = pt_cadence_arrival(o->cadence, known, hash, place->cadence, place->said, r->now);
+    pt_cadence_missed(o->cadence, known, hash, r->now);
     pt_ghost_put(&o->cadence->ghosts, hash, page);
     o->left_out++;
     return pt_answer_with(o, PT_LEFT_OUT, PT_NONE);

@@ -43,7 +43,7 @@ typedef struct {
     pt_learned *saved; /* in the index */
     uint32_t *leaves, leaf_count, entries;
     pt_lock *locks;
-    uint64_t seed; /* of the hash of keys: no client can choose keys that meet in one bucket */
+    uint64_t seeds[2]; /* of the hash of keys: no client can choose keys that meet in one bucket */
     uint64_t random;
     uint32_t climb; /* steps up the trees that the present request may still take */
     uint32_t newest; /* the last page of the newest prompt */
@@ -87,6 +87,13 @@ static inline void pt_cadence_resume(pt_cadence *c, uint32_t now)
         c->swept[slice] = now; /* the time before is part of the tables, or no daemon ran */
 }
 
+static inline uint64_t pt_mixed(uint64_t x)
+{
+    x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
+    x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53ull;
+    return x ^ x >> 33;
+}
+
 /* Returns NULL if memory is short. */
 static inline pt_cadence *pt_cadence_create(const pt_view *v, uint64_t seed, uint64_t now)
 {
@@ -96,7 +103,7 @@ static inline pt_cadence *pt_cadence_create(const pt_view *v, uint64_t seed, uin
         return NULL;
     *c = (pt_cadence){.entries = entries,
                       .locks = v->locks,
-                      .seed = seed,
+                      .seeds = {seed, pt_mixed(~seed)},
                       .random = seed | 1,
                       .newest = PT_NONE,
                       .next_leaf = PT_NONE};
@@ -114,17 +121,10 @@ static inline pt_cadence *pt_cadence_create(const pt_view *v, uint64_t seed, uin
     return c;
 }
 
-static inline uint64_t pt_mixed(uint64_t x)
-{
-    x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
-    x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53ull;
-    return x ^ x >> 33;
-}
-
 /* Returns a hash of a key, for tables that any key may enter. */
 static inline uint64_t pt_key_hash(const pt_cadence *c, const uint8_t *key)
 {
-    return pt_mixed(pt_mixed(pt_key_word(key, 0) ^ c->seed) + (pt_key_word(key, 1) ^ pt_mixed(~c->seed)));
+    return pt_mixed(pt_mixed(pt_key_word(key, 0) ^ c->seeds[0]) + (pt_key_word(key, 1) ^ c->seeds[1]));
 }
 
 /* ---- times ---- */

@@ -20,17 +20,17 @@ static inline void pt_prefetch_known(const pt_owner *o, const uint8_t *key)
     pt_ghost_prefetch(&o->cadence->ghosts, pt_key_hash(o->cadence, key));
 }
 
-/* Returns how many pages at the end of a prompt were never seen, as far as is remembered. */
-static inline uint32_t pt_appended(const pt_owner *o, const uint8_t *keys, uint32_t count)
+/* Returns how many pages of a prompt come before those at its end that were never seen, as far as is remembered. */
+static inline uint32_t pt_count_known(const pt_owner *o, const uint8_t *keys, uint32_t count)
 {
     for (uint32_t left = count; left; left--) {
         const uint8_t *key = pt_nth_key(keys, left - 1);
         if (left > PT_AHEAD)
             pt_prefetch_known(o, pt_nth_key(keys, left - 1 - PT_AHEAD));
         if (pt_entry_of(o, key) != PT_NONE || pt_ghost_find(&o->cadence->ghosts, pt_key_hash(o->cadence, key)))
-            return count - left;
+            return left;
     }
-    return count;
+    return 0;
 }
 
 /* A page has returned if a reader used it since the last store did (pt_stamp_use). */
@@ -130,12 +130,14 @@ static inline void pt_note_store(pt_owner *o, const pt_request *r, pt_prompt *pr
                                  uint32_t count)
 {
     prompt->place = (pt_place){.parent = PT_NONE};
+    prompt->known = count;
     if (!o->cadence || r->part)
         return;
-    prompt->place.said = (pt_said){pt_growth_of(pt_appended(o, keys, count)), r->hint, r->lasts};
+    prompt->known = pt_count_known(o, keys, count);
+    prompt->place.said = (pt_said){pt_growth_of(count - prompt->known), r->hint, r->lasts};
     pt_find_parent(o, r, prompt, count);
     bool missing = false; /* one of the pages before */
-    for (uint32_t i = 0, before = prompt->place.parent; i < count; i++) {
+    for (uint32_t i = 0, before = prompt->place.parent; i < prompt->known; i++) {
         uint32_t entry = pt_entry_of(o, pt_nth_key(keys, i));
         missing |= entry == PT_NONE;
         if (entry != PT_NONE) {
@@ -156,13 +158,14 @@ static inline void pt_note_answer(pt_owner *o, const pt_request *r, const uint8_
     pt_cadence *c = o->cadence;
     if (!c)
         return;
-    uint64_t hash = pt_key_hash(c, key);
     uint32_t entry = answer.entry;
     if (answer.outcome == PT_GRANTED && !c->pages[entry].seen) {
-        pt_ghost page = pt_cadence_arrival(c, hash, place->cadence, place->said, r->now);
-        pt_cadence_missed(c, hash, r->now);
+        uint64_t hash = pt_key_hash(c, key);
+        pt_ghost *known = pt_ghost_find(&c->ghosts, hash);
+        pt_ghost page = pt_cadence_arrival(c, known, hash, place->cadence, place->said, r->now);
+        pt_cadence_missed(c, known, hash, r->now);
         pt_link_at(c, entry, place);
-        pt_cadence_become(c, entry, hash, &page, place->said.lasts);
+        pt_cadence_become(c, entry, known, &page, place->said.lasts);
         c->promptless_stores += r->prompt_kind == PT_PROMPT_UNKNOWN ? 1 : -1;
     }
     pt_place_after(c, place, r->prompt_kind == PT_PROMPT_NONE ? PT_NONE : entry);

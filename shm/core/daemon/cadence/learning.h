@@ -125,12 +125,13 @@ static inline void pt_cadence_use(pt_cadence *c, uint32_t entry, uint64_t hash, 
     pt_shadow_use(&c->shadow, hash, p->in_memory);
 }
 
-/* A page is stored that is in no tier: a new one, or one that returns. A new page gets its parent's cadence. */
-static inline pt_ghost pt_cadence_arrival(const pt_cadence *c, uint64_t hash, uint8_t inherited, pt_said said,
-                                                  uint64_t now)
+/* A page is stored that is in no tier: a new one, or one that returns, of which `known` is remembered. A new page gets
+ * its parent's cadence. */
+static inline pt_ghost pt_cadence_arrival(const pt_cadence *c, const pt_ghost *known, uint64_t hash, uint8_t inherited,
+                                          pt_said said, uint64_t now)
 {
-    pt_ghost page = {.print = pt_ghost_print(hash), .cadence = inherited, .uses = 1}, *known;
-    if ((known = pt_ghost_find(&c->ghosts, hash))) {
+    pt_ghost page = {.print = pt_ghost_print(hash), .cadence = inherited, .uses = 1};
+    if (known) {
         page.cadence = pt_cadence_after(&c->returns, known->cadence, pt_seconds_between(known->seen, pt_moment(now)));
         page.uses = (uint8_t)(known->uses + (known->uses < 7));
     }
@@ -139,10 +140,9 @@ static inline pt_ghost pt_cadence_arrival(const pt_cadence *c, uint64_t hash, ui
     return page;
 }
 
-/* Learns that a page which is in no tier was used. */
-static inline void pt_cadence_missed(pt_cadence *c, uint64_t hash, uint64_t now)
+/* Learns that a page which is in no tier was used. `known` is what is remembered of it, or NULL. */
+static inline void pt_cadence_missed(pt_cadence *c, const pt_ghost *known, uint64_t hash, uint64_t now)
 {
-    const pt_ghost *known = pt_ghost_find(&c->ghosts, hash);
     uint32_t set = pt_ghost_set(&c->ghosts, hash);
     pt_shadow_use(&c->shadow, hash, false);
     if (!known)
@@ -155,12 +155,11 @@ static inline void pt_cadence_missed(pt_cadence *c, uint64_t hash, uint64_t now)
     pt_add_risk(c, pt_slice_of(set, c->ghosts.sets), known->class, known->seen, pt_moment(now), PT_GHOST_SAMPLE);
 }
 
-/* Gives a new entry what is known of its page. */
-static inline void pt_cadence_become(pt_cadence *c, uint32_t entry, uint64_t hash, const pt_ghost *page,
+/* Gives a new entry what is known of its page, of which `known` is remembered no more. */
+static inline void pt_cadence_become(pt_cadence *c, uint32_t entry, pt_ghost *known, const pt_ghost *page,
                                      uint8_t lasts)
 {
     pt_cadence_page *p = &c->pages[entry];
-    pt_ghost *known = pt_ghost_find(&c->ghosts, hash);
     if (known)
         known->seen = 0;
     p->class = page->class;
