@@ -105,19 +105,32 @@ static inline void pt_prefetch_rest(const pt_owner *o, const pt_entry *e)
         pt_prefetch_write(&o->view.frames[e->first_frame]);
     if (o->cadence)
         pt_ghost_prefetch(&o->cadence->ghosts, pt_key_hash(o->cadence, e->key));
+    if (o->lookups)
+        pt_order_prefetch(&o->lookups->order, pt_sample_hash(e->key));
 }
 
-/* Prefetches the page that is the coldest now: it is evicted next, after the frames of
- * the present page were given away. */
+static inline void pt_prefetch_page(const pt_owner *o, uint32_t entry)
+{
+    if (entry == PT_NONE)
+        return;
+    pt_prefetch_write(&o->view.entries[entry]);
+    pt_prefetch_write(&o->view.entries[entry].list_prev);
+    pt_prefetch_write(&o->view.locks[entry]);
+    pt_prefetch_write(&o->view.histories[entry]);
+}
+
+/* Prefetches the page that is evicted next, after the frames of the present page were given away: the coldest one, or
+ * the next leaf, whose entry was prefetched with the present page unless another prompt begins, and the page before
+ * it. */
 static inline void pt_prefetch_next(const pt_owner *o, pt_policy *list)
 {
-    uint32_t next = pt_coldest_of(o, list).entry;
-    if (next == PT_NONE)
+    uint32_t next = pt_cadence_chooses(o) ? o->cadence->next_leaf : PT_NONE;
+    if (next == PT_NONE) {
+        pt_prefetch_page(o, pt_coldest_of(o, list).entry);
         return;
-    pt_prefetch_write(&o->view.entries[next]);
-    pt_prefetch_write(&o->view.entries[next].list_prev);
-    pt_prefetch_write(&o->view.locks[next]);
-    pt_prefetch_write(&o->view.histories[next]);
+    }
+    pt_prefetch_rest(o, &o->view.entries[next]);
+    pt_prefetch_page(o, pt_parent_of(o->cadence, next));
 }
 
 /* Evicts a page if it was last used before `before`, or finds that it was used after it was listed and lists it with

@@ -50,6 +50,8 @@ static inline uint32_t pt_lru_least_child(const pt_policy *p, uint32_t at)
 static inline void pt_lru_sink(pt_policy *p, uint32_t at, pt_lru_item item)
 {
     for (uint32_t child; (child = 4 * at + 1) < p->count; at = child) {
+        for (uint32_t i = 0; i < 16 && 4 * child + 1 + i < p->count; i += 5) /* the children of all children */
+            pt_prefetch_write(&p->heap[4 * child + 1 + i]);
         child = pt_lru_least_child(p, at);
         if (p->heap[child].tick >= item.tick)
             break;

@@ -52,6 +52,8 @@ static inline void pt_note_missed(pt_owner *o, const pt_request *r, const pt_pro
     uint32_t expected = prompt->parent ? pt_take_expected(l, pt_after_hash(prompt->parent)) : 0;
     uint64_t all = 0;
     pt_counted in = pt_counted_in(l, &o->view, r->space);
+    for (uint32_t i = 0; i < count; i++)
+        pt_order_prefetch(&l->order, pt_sample_hash(keys + i * (uint64_t)PT_KEY_BYTES));
     for (uint32_t i = 0; i < count; i++) {
         const uint8_t *key = keys + i * (uint64_t)PT_KEY_BYTES;
         uint64_t hash = pt_sample_hash(key);

@@ -54,9 +54,16 @@ static inline uint64_t pt_order_after(const pt_use_order *o, uint32_t place)
     return o->frames - until;
 }
 
+static inline uint32_t pt_order_home(uint64_t hash) { return (uint32_t)hash % PT_SAMPLED_BUCKETS; }
+
+static inline void pt_order_prefetch(const pt_use_order *o, uint64_t hash)
+{
+    pt_prefetch_write(&o->buckets[pt_order_home(hash)]);
+}
+
 static inline uint32_t *pt_order_bucket(const pt_use_order *o, uint64_t hash)
 {
-    uint32_t at = (uint32_t)hash % PT_SAMPLED_BUCKETS;
+    uint32_t at = pt_order_home(hash);
     while (o->buckets[at] && o->curve->sampled[o->buckets[at] - 1].hash != hash)
         at = (at + 1) % PT_SAMPLED_BUCKETS;
     return &o->buckets[at];
