@@ -1,5 +1,6 @@
 /* cadence.c - the policy that learns when pages return, on random prompts: no page leaves before one that is useless
- * without it, pages that no match reaches leave first, and its own memory is sound after each step. */
+ * without it, pages that no match reaches leave first, and its own memory is sound after each step. And random hazards,
+ * for the index. */
 #include "scene.h"
 
 #define PAGES 24u /* fewer than PT_CANDIDATES, so that the policy compares all leaves */
@@ -164,9 +165,41 @@ static void step(trial *t)
     expect_sound(&t->s.owner, "after a step");
 }
 
+/* Returns the largest ratio of a use's probability to the expected time in memory, over all times from a bin on. */
+static double best_ratio(const pt_returns *t, const double *hazard, int first, int bin)
+{
+    double alive = 1, uses = 0, time = 0, best = 0;
+    for (int until = bin; until < PT_AGES && alive >= 1e-3; until++) {
+        double use = 1 - exp(-hazard[until] * (t->from[until + 1] - (until == first ? 0 : t->from[until])));
+        uses += alive * use;
+        time += alive * use / hazard[until];
+        alive *= 1 - use;
+        best = fmax(best, uses / time);
+    }
+    return best;
+}
+
+/* The core does not try all times, but its index is the best of all. */
+static void expect_best_index(rng *random)
+{
+    pt_returns t;
+    double hazard[PT_AGES];
+    float index[PT_AGES];
+    int first = (int)rng_below(random, PT_AGES);
+    pt_returns_begin(&t);
+    for (int bin = 0; bin < PT_AGES; bin++)
+        hazard[bin] = exp2(-(double)rng_below(random, 24)) / t.from[bin + 1];
+    pt_gittins(&t, hazard, first, index);
+    for (int bin = first; bin < PT_AGES; bin++)
+        EXPECT(fabs(index[bin] / best_ratio(&t, hazard, first, bin) - 1) < 1e-6);
+}
+
 int main(int count, char **arguments)
 {
     run r = run_begin("cadence", count, arguments);
+    rng random = rng_stream(r.seed, 1);
+    for (uint32_t i = 0; i < 100; i++)
+        expect_best_index(&random);
     trial t = {.s = scene_new(PAGES, PAGES), .random = rng_stream(r.seed, 0)};
     learn(&t);
     for (uint32_t steps = 0; steps < DETERMINED; steps++)

@@ -299,15 +299,18 @@ static inline void pt_fit_factors(const pt_returns *t, pt_estimate *e)
  * over all times until which the page could be kept. */
 static inline void pt_gittins(const pt_returns *t, const double *hazard, int first, float *index)
 {
-    double use[PT_AGES], held[PT_AGES];
-    for (int bin = first; bin < PT_AGES; bin++) {
+    double use[PT_AGES], held[PT_AGES], later = 0;
+    double most[PT_AGES]; /* the largest ratio of this bin and those after it */
+    for (int bin = PT_AGES - 1; bin >= first; bin--) {
         double width = t->from[bin + 1] - (bin == first ? 0 : t->from[bin]);
         use[bin] = 1 - exp(-hazard[bin] * width);
         held[bin] = hazard[bin] > 1e-12 ? use[bin] / hazard[bin] : width;
+        later = most[bin] = fmax(later, use[bin] / held[bin]);
     }
     for (int bin = first; bin < PT_AGES; bin++) {
         double alive = 1, uses = 0, time = 0, best = 0;
-        for (int until = bin; until < PT_AGES && alive >= 1e-3; until++) {
+        /* Where no bin that is left has a better ratio, no longer time has. The factor is for rounding. */
+        for (int until = bin; until < PT_AGES && alive >= 1e-3 && most[until] > best * (1 - 1e-9); until++) {
             uses += alive * use[until];
             time += alive * held[until];
             alive *= 1 - use[until];
