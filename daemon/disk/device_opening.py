@@ -8,6 +8,7 @@ it. Each part is loaded when it arrives, so engines find its pages from then on,
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from enum import Enum
 from functools import cached_property
 from threading import Thread
@@ -157,7 +158,8 @@ def _inventory_class() -> type[Inventory]:
 
 def import_ahead() -> None:
     """Imports numpy while a worker opens its device and engines are served: they would wait at the first part."""
-    Thread(target=_inventory_class, name="pagetierd-import", daemon=True).start()
+    with suppress(RuntimeError):  # "can't start new thread": the first part imports it
+        Thread(target=_inventory_class, name="pagetierd-import", daemon=True).start()
 
 
 def stamp_offset(newest: int) -> int:

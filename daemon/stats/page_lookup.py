@@ -24,7 +24,7 @@ from pagetier.shm.page_rows import PAGE_KEYS
 AT_ONCE: Final = 1024
 """Pages of one slice, without other work of the event loop: some milliseconds on a slow machine."""
 ENTRIES_AT_ONCE: Final = 8192
-"""Entries of the index that are walked without other work of the event loop: less than a millisecond."""
+"""Entries of the index that are walked without other work of the event loop: at most about 2 ms."""
 _MEMORY: Final = int(TierFlag.MEMORY)
 _TOKEN_BYTES: Final = 4
 _OFFSETS: Final = {name: offset for name, offset, _ in LISTED_LAYOUT.fields}
