@@ -58,7 +58,8 @@ help:
 	@echo "make bench   the numbers in docs/benchmarks.md"
 	@echo "make race    pagetier beside LMCache, vLLM's offloading and files: docs/race.md; QUICK=1: the short form, in .cache/race"
 	@echo "make pictures TRACE=conversation.jsonl.gz  draw the pictures of pagetier top and of the page, with Chromium and pngquant"
-	@echo "make compare BASE=COMMIT  is the working tree slower than COMMIT? BENCH='lookup disk', ROUNDS=20, MINUTES=10"
+	@echo "make compare BASE=COMMIT  is the working tree slower than COMMIT? BENCH='lookup disk', ROUNDS=20, MINUTES=10,"
+	@echo "                   SET='evict.policy=lru' for the daemons of both"
 	@echo "make gpu     everything that needs a GPU, 9 minutes; results in bench/results/DEVICE (see CONTRIBUTING.md)"
 	@echo "make gpu-bundle  the wheels that a machine with a GPU may lack, in build/gpu-bundle"
 	@echo "make gpu-rehearsal  the same steps without a GPU, in a Python that has nothing but torch and Triton"
@@ -356,7 +357,7 @@ pictures: venv
 .PHONY: compare
 compare: venv
 	@$(BIN)/python bench/compare.py $(BASE) $(if $(BENCH),--bench $(BENCH)) $(if $(ROUNDS),--rounds $(ROUNDS)) \
-		$(if $(MINUTES),--minutes $(MINUTES))
+		$(if $(MINUTES),--minutes $(MINUTES)) $(if $(SET),--set $(SET))
 
 clean:
 	@rm -rf build dist .cache .*_cache .hypothesis *.egg-info shm/_core*.so

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
@@ -25,6 +26,7 @@ from comparison.commit_build import Build, CannotCompareError, build, working_tr
 from comparison.measured_side import MeasuredSide, Report
 from comparison.paired_ratio import ALLOWED, paired_ratio, ratio_of_turns
 from measure import machine
+from pagetier.daemon.config.fields import fields
 
 BENCHES = sorted(path.stem for path in Path(__file__).parent.glob("comparison/operations/*.py"))
 UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
@@ -117,7 +119,7 @@ def main() -> int:
     """
     options = _options()
     try:
-        before, after = build(options.base), working_tree()
+        before, after = (replace(each, settings=tuple(options.set)) for each in (build(options.base), working_tree()))
         slower = [_print(bench, before, after, options) for bench in options.bench]
     except CannotCompareError as error:
         print(error, file=sys.stderr)
@@ -134,11 +136,23 @@ def _print(bench: str, before: Build, after: Build, options: argparse.Namespace)
     return any(paired_ratio(each.ratios).slower for each in found.values())
 
 
+def _setting(text: str) -> tuple[str, str]:
+    """Returns the environment variable of a setting, and its value: "evict.policy=lru"."""
+    name, _, value = text.partition("=")
+    for field in fields():
+        if field.path == name:
+            return field.variable, value
+    raise argparse.ArgumentTypeError(f"no setting is called {name!r}")
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compares the working tree with a commit.")
     parser.add_argument("base", help="the commit to compare with")
     parser.add_argument("--bench", nargs="+", choices=BENCHES, default=["lookup"])
     parser.add_argument("--rounds", type=int, choices=range(LEAST_ROUNDS, 1000), metavar="N", default=20)
+    parser.add_argument(
+        "--set", nargs="+", type=_setting, default=[], metavar="NAME=VALUE", help="of both sides' daemons"
+    )
     parser.add_argument("--minutes", type=float, default=math.inf, help="of each benchmark: then no round begins")
     return parser.parse_args()
 

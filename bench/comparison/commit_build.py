@@ -27,18 +27,20 @@ class Build(msgspec.Struct, frozen=True):
     Attributes:
         name: How reports call it.
         imports: The folder that contains the package `pagetier`.
+        settings: Names and values of environment variables that set up its daemons.
     """
 
     name: str
     imports: Path
+    settings: tuple[tuple[str, str], ...] = ()
 
     def environment(self) -> dict[str, str]:
         """Returns the environment in which a process, and those that it starts, import this build.
 
-        Folders in PYTHONPATH precede those of an editable install. Settings of a daemon are left out.
+        Folders in PYTHONPATH precede those of an editable install. Other settings of a daemon are left out.
         """
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PAGETIER_")}
-        return inherited | {"PYTHONPATH": str(self.imports)}
+        return inherited | {"PYTHONPATH": str(self.imports)} | dict(self.settings)
 
     def foreign(self, files: Iterable[str]) -> list[str]:
         """Returns the files that are not part of this build's package, whose folders may be symbolic links."""

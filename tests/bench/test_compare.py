@@ -135,6 +135,25 @@ def test_a_commit_that_lacks_an_operation_is_not_called_slower(project: Project)
     assert run.returncode == 2 and "lookup cannot run with" in run.stderr and "AttributeError" in run.stderr
 
 
+def test_settings_reach_the_daemons_of_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGETIER_EVICT_POLICY", "cadence")
+    monkeypatch.setenv("PAGETIER_NAME", "other")
+    monkeypatch.setattr(sys, "argv", ["compare.py", "HEAD", "--rounds", "6", "--set", "evict.policy=lru"])
+    monkeypatch.setattr(comparing, "build", lambda commit: Build(commit, Path("before")))
+    monkeypatch.setattr(comparing, "working_tree", lambda: Build("after", Path("after")))
+    sides: set[Build] = set()
+
+    def measured(bench: str, *builds: Build) -> tuple[Report, Report]:
+        sides.update(builds)
+        return Report({bench: [1.0]}, []), Report({bench: [1.0]}, [])
+
+    monkeypatch.setattr(comparing, "run_round", measured)
+    assert comparing.main() == 0
+    environments = [side.environment() for side in sides]
+    assert [each.get("PAGETIER_EVICT_POLICY") for each in environments] == ["lru", "lru"]
+    assert not any("PAGETIER_NAME" in each for each in environments)
+
+
 def test_no_round_begins_when_the_time_is_over(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
