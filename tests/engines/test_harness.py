@@ -185,6 +185,20 @@ def test_a_request_whose_load_fails_is_computed(model: str, times: int, daemon: 
     assert_nothing_is_left(engine, daemon)
 
 
+def test_requests_whose_loads_fail_do_not_hold_each_other_up(daemon: RunningDaemon, client: Client) -> None:
+    """vLLM keeps the blocks of a failed load reserved, so that a second load might never fit beside the others."""
+    engine = engine_of("full", daemon, client, 40)
+    for number in range(2):
+        prompt = range(1000 * number, 1000 * number + 15 * BLOCK)
+        engine.store_prompt_elsewhere(prompt)
+        engine.submit_prompt(f"r{number}", prompt)
+    engine.step()
+    assert len(engine.worker.loading) == 2
+    engine.end_loads(fails=True)
+    engine.run()
+    assert_nothing_is_left(engine, daemon)
+
+
 @pytest.mark.parametrize("model", (*MODELS, *DRAFTED))
 def test_preempted_requests_leave_nothing(model: str, daemon: RunningDaemon, client: Client) -> None:
     engine = engine_of(model, daemon, client, 40)

@@ -333,10 +333,10 @@ def test_requests_that_wait_for_a_failed_load_find_what_is_computed(host: Host, 
     engine.store_prompt_elsewhere(PREFIX)
     names = submit_many(engine, 4)
     begun = until(engine, lambda: bool(running(engine)), Loads.FAIL)
-    assert begun[:2] == ["r0", "r0"]
+    assert begun[0] == "r0" and begun.count("r0") == 1
     step(engine)
     if not any(isinstance(group.kind, Recurrent) for group in engine.groups):  # vLLM finds a state when it is computed
-        assert begun == ["r0", "r0"] and sorted(running(engine)) == names
+        assert begun == ["r0"] and sorted(running(engine)) == names
     host.end(engine)
 
 

@@ -11,7 +11,7 @@ A request passes through these steps, in which vLLM calls the method of Schedule
    command is queued. A hit that it does not take is released after 2 seconds.
 4. **Loading**, until all workers have reported. vLLM neither computes the request nor frees its blocks. `found` stays
    pinned, because a worker pins the pages only when it begins. `failed` comes before `loaded`, so that a failed load is
-   not counted as a hit. Then `found` is released, and after a failure the request is looked up again, once.
+   no hit. Then `found` is released. A request whose load failed is computed: vLLM (0.32) would reserve room for both.
 5. **Computed** (`build`), in each step. First the blocks of the step are added to `tables`. Then each page that the
    step completes gets its store command, the only one: `stored` moves behind it. One step later vLLM may have freed
    the block of a window or of a recurrent state.
@@ -117,7 +117,7 @@ class RequestState:
         from_memory: The tokens that its first match found in memory; -1 before.
         on_host: The tokens that its first match found in memory or on disk.
         loading: Whether a load is in progress.
-        failures: The number of failed loads.
+        has_failed: Whether a load failed, so that it is computed.
         offered: The number of tokens that vLLM can load, as returned last.
         computed: The number of tokens that vLLM had itself at the last match.
         is_new: Whether it was matched and not computed since.
@@ -147,8 +147,8 @@ class RequestState:
         self.slower: dict[LoadTier, int] = {}
         self.asks_fleet_again = True
         self.from_memory = self.on_host = -1
-        self.loading = self.is_new = self.is_try = self.counted = self.waited_again = False
-        self.failures = self.offered = self.computed = 0
+        self.loading = self.is_new = self.is_try = self.counted = self.waited_again = self.has_failed = False
+        self.offered = self.computed = 0
         self.lookup: Lookup | None = None
         self.taken = NO_TOKENS
         self.loading_into: frozenset[int] = frozenset()

@@ -28,7 +28,6 @@ from pagetier.client.engines.vllm.tier_reads import ReadLimits, TierReads
 from pagetier.client.keys import Namespace
 from pagetier.shm import clock
 
-_TRIES: Final = 2  # loads that may fail before a request is computed: a page of the first may have just been evicted
 _PINNED_S: Final = 2.0  # how long pages stay pinned for a request that is not scheduled
 
 
@@ -104,7 +103,7 @@ class SchedulerHalf:
         tracked = self._track_again(request, computed)
         if tracked.loading:
             return None
-        if tracked.failures >= _TRIES or tracked.is_excluded:
+        if tracked.has_failed or tracked.is_excluded:  # see step 4 of RequestState
             return 0
         if self._arriving.decide_wait(tracked, computed):
             tracked.release_hit()
@@ -159,8 +158,7 @@ class SchedulerHalf:
             return
         for name, tracked in self._tracked.items():
             if name in requests or (tracked.loading and tracked.loading_into & blocks):
-                tracked.failures += 1
-                tracked.taken = NO_TOKENS
+                tracked.has_failed, tracked.taken = True, NO_TOKENS
                 self._arriving.remove(name)
 
     def loaded(self, requests: Iterable[str], stored: Iterable[str] = ()) -> None:
