@@ -59,7 +59,7 @@ def test_a_disk_may_become_read_only_and_writable_again(mount: Path, tmp_path: P
         assert eventually(lambda: not daemon.worker() and mounted_again(tmp_path / "image", mount))
         within = LONGEST_PAUSE_S + PATIENCE_S  # the daemon pauses longer after each worker that failed
         assert daemon.until(lambda disk: disk.standing is Standing.OPEN and disk.restarts, within), daemon.reported()
-        assert engine.places(ON_DISK) == {"disk": len(ON_DISK)}
+        assert engine.places(ON_DISK) == {"disk": len(ON_DISK)}, daemon.reported()
         assert engine.fetch(range(8)) == [0] * 8
         assert engine.places(range(8)) == {"memory": 8}
         daemon.store_through(engine, range(200, 210))
