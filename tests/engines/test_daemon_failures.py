@@ -185,7 +185,7 @@ def test_damaged_pages_are_computed(trouble: Trouble, at_most: int) -> None:
     assert result["external"] < trouble.scene.hit()
     assert texts(result) == texts(trouble.own)
     assert distance(result, trouble.own) < ROUNDING
-    assert trouble.daemon.header().disk_damaged >= 1, trouble.daemon.reported()
+    assert eventually(lambda: trouble.daemon.header().disk_damaged), trouble.daemon.reported()
     trouble.scene.settle()
     again = ask_after_reset(trouble.engine, PROMPTS[0])
     assert again["external"] == trouble.scene.hit()
