@@ -161,7 +161,7 @@ class FilesEnvironment(Environment):
             except BaseException:
                 # 4. A failure after the commit must not free the slots: the records name them already.
                 if not batch.recorded:
-                    self._give_back(batch)
+                    self.give_back(batch)
                 raise
 
     def _header(self, txn: Transaction, page: Outgoing, checksum: bytes, write: SlotWrite, coded: int) -> Header:
@@ -211,7 +211,8 @@ class FilesEnvironment(Environment):
         writes = [SlotWrite(serial, extents_of(islice(left, n), 1)) for serial, n in zip(serials, counts, strict=True)]
         return PlacedBatch(writes, extents_of(slots, 1))
 
-    def _give_back(self, batch: PlacedBatch) -> None:
+    def give_back(self, batch: PlacedBatch) -> None:
+        """Frees the slots of writes that no record names."""
         for write in batch.writes:
             self.slots.release(write.serial, write.extents)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -12,9 +12,8 @@ from pagetier.shm.failpoints import point
 from pagetier.shm.units import counted
 from pagetier.tiers.disk import file_system, reader
 from pagetier.tiers.disk.file_format import Header
-from pagetier.tiers.disk.read_priority import ReaderCount
 from pagetier.tiers.disk.resize import EnvironmentResize
-from pagetier.tiers.frame_files.files_environment import FilesEnvironment
+from pagetier.tiers.frame_files.files_environment import FilesEnvironment, NoSlotError
 
 
 class FilesResize(EnvironmentResize[FilesEnvironment]):
@@ -51,7 +50,7 @@ class FilesResize(EnvironmentResize[FilesEnvironment]):
         return ""
 
     def _move_pages(self) -> None:
-        """Moves pages from slots beyond the capacity to free ones; one that cannot be read is dropped."""
+        """Moves pages from slots beyond the capacity to free ones; one that cannot be moved is dropped."""
         environment = self.environment
         for key, header in list(self._beyond()):
             # The bytes are at their new place before the record names it, as in every write.
@@ -73,20 +72,32 @@ class FilesResize(EnvironmentResize[FilesEnvironment]):
                     yield key, header
 
     def _moved(self, header: Header) -> Header | None:
+        """Writes a page to free slots; None if it cannot be read, or too few are free beside its own. Raises OSError."""
         environment, frame_bytes = self.environment, self.environment.shape.frame_bytes
         count = sum(extent.frames for extent in header.extents)
         with memoryview(mmap.mmap(-1, count * frame_bytes)) as memory:
             frames = [memory[at : at + frame_bytes] for at in range(0, len(memory), frame_bytes)]
-            try:
-                if not environment.files.read(header.extents, frames):
-                    return None
-            except OSError:
+            if not self._read(header, frames):
                 return None
-            (write,) = environment.take([count]).writes
-            environment.write_frames(write.extents, frames, ReaderCount())
+            try:
+                batch = environment.take([count])
+            except NoSlotError:
+                return None
+            try:
+                environment.files.write(batch.extents, frames, _do_not_wait)
+            except OSError:  # it says nothing about what is stored
+                environment.give_back(batch)
+                raise
             for frame in frames:
                 frame.release()
+        (write,) = batch.writes
         return msgspec.structs.replace(header, extents=write.extents, serial=write.serial)
+
+    def _read(self, header: Header, frames: Sequence[memoryview]) -> bool:
+        try:
+            return self.environment.files.read(header.extents, frames)
+        except OSError:
+            return False
 
     def _compact(self) -> None:
         """Replaces LMDB's file by a copy without what is free in it; the copy is synced before it takes the name."""
@@ -111,3 +122,7 @@ def _sync(path: os.PathLike[str]) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _do_not_wait() -> None:
+    """Lets a write go on: while a store is opened, no reads run that it would have to give way to."""
