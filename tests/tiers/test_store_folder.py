@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from file_changes import write_at
-from pagetier.tiers.base import ReadOutcome, TierError
-from pagetier.tiers.disk import file_system
+from pagetier.tiers.base import DoubtError, ReadOutcome, TierError
+from pagetier.tiers.disk import file_system, recovery, store_folder
 from store_pages import CAP, bytes_in, filled_tier, keys_in, outcomes, outgoings, small_tier
 
 pytestmark = pytest.mark.usefixtures("each_store")
@@ -71,10 +71,39 @@ def test_a_sound_tier_keeps_its_pages(tmp_path: Path, state: dict[str, Any], exp
     assert opened(tmp_path)[0] == "as it was left"
 
 
-def test_a_tier_is_rebuilt_if_verification_takes_too_long(tmp_path: Path) -> None:
-    leave(tmp_path)
-    change_state(tmp_path, boot="another", clean=False)
-    assert opened(tmp_path, proof_seconds=0.0)[:2] == ("rebuilt empty: verifying it takes too long", 0)
+def verify_with(program: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets another program verify the files."""
+    (folder / "other_proof.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setattr(recovery, "_PROOF", "other_proof")
+
+
+def test_a_tier_is_rebuilt_if_verification_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave(tmp_path / "tier")
+    change_state(tmp_path / "tier", boot="another", clean=False)
+    verify_with("while True: pass", tmp_path, monkeypatch)
+    assert opened(tmp_path / "tier", proof_seconds=0.1)[:2] == ("rebuilt empty: verifying it takes too long", 0)
+
+
+def test_a_verification_that_waits_takes_no_time_of_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave(tmp_path / "tier")
+    change_state(tmp_path / "tier", boot="another", clean=False)
+    verify_with("import time; time.sleep(3)", tmp_path, monkeypatch)
+    assert opened(tmp_path / "tier", proof_seconds=0.1)[1] == 60
+
+
+def test_a_tier_keeps_its_pages_if_the_system_kills_a_verification(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave(tmp_path / "tier")
+    change_state(tmp_path / "tier", boot="another", clean=False)
+    with monkeypatch.context() as patch:
+        verify_with("import os; os.kill(os.getpid(), 9)", tmp_path, patch)
+        with pytest.raises(DoubtError, match="was interrupted: the next disk worker verifies it"):
+            small_tier(tmp_path / "tier")
+    how, held, _ = opened(tmp_path / "tier")
+    assert how.startswith("after an unclean host restart: proven sound")
+    assert held == 60
 
 
 def spoil_tree(folder: Path) -> None:
@@ -229,6 +258,45 @@ def test_a_rejected_folder_is_not_changed(tmp_path: Path) -> None:
     with pytest.raises(TierError, match="all users may write to"):
         small_tier(folder)
     assert sorted(path.name for path in folder.iterdir()) == before
+
+
+class LateFileSystem:
+    """A file system with a tier that is mounted over an empty folder when a point is passed."""
+
+    def __init__(self, folder: Path, moment: str) -> None:
+        self._folder, self._moment = folder, moment
+        leave(folder / "mounted")
+        self.state = (folder / "mounted" / "state").read_bytes()
+
+    def pass_point(self, name: str) -> None:
+        if name == self._moment and (self._folder / "mounted").exists():
+            (self._folder / "tier").rename(self._folder / "hidden")
+            (self._folder / "mounted").rename(self._folder / "tier")
+
+
+@pytest.mark.parametrize("moment", ["opening.emptied", "opening.marked", "opening.opened"])
+def test_a_file_system_that_is_mounted_while_a_tier_is_opened_keeps_its_pages(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = LateFileSystem(tmp_path, moment)
+    with monkeypatch.context() as patch:
+        patch.setattr(store_folder, "point", late.pass_point)
+        with pytest.raises(TierError, match="tier was replaced by another folder"):
+            small_tier(tmp_path / "tier")
+    assert (tmp_path / "tier" / "state").read_bytes() == late.state
+    assert opened(tmp_path / "tier")[:2] == ("as it was left", 60)
+
+
+def test_a_file_system_that_is_mounted_over_a_tier_is_neither_written_nor_vouched_for(tmp_path: Path) -> None:
+    late = LateFileSystem(tmp_path, "now")
+    tier = small_tier(tmp_path / "tier")
+    late.pass_point("now")
+    with pytest.raises(TierError, match="tier was replaced by another folder"):
+        tier.write([], PAGES)
+    with contextlib.suppress(TierError):
+        tier.close()
+    assert (tmp_path / "tier" / "state").read_bytes() == late.state
+    assert opened(tmp_path / "tier")[:2] == ("as it was left", 60)
 
 
 def test_a_link_in_place_of_an_environment_is_not_followed(tmp_path: Path) -> None:

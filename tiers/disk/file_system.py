@@ -145,6 +145,20 @@ def is_still(descriptor: int, path: Path) -> bool:
     return os.path.samestat(os.fstat(descriptor), path.stat())
 
 
+def replaced(owner: int, folder: Path) -> str:
+    """Returns that the folder is another one than own() locked, as if a file system was mounted there since; or "".
+
+    Raises OSError if it is gone.
+    """
+    return "" if is_still(owner, folder / OWNER) else f"{folder} was replaced by another folder"
+
+
+def insist_on_owned(owner: int, folder: Path) -> None:
+    """Raises TierError if the folder is another one than own() locked, OSError if it is gone."""
+    if why := replaced(owner, folder):
+        raise TierError(why)
+
+
 def changed(descriptor: int, path: Path, length: int) -> str:
     """Returns how a file was changed since it was opened, or "". Raises OSError if it is gone.
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
+import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from pagetier.shm.clock import Deadline
+from pagetier.tiers.base import DoubtError
 from pagetier.tiers.disk import data_file, file_system
 from pagetier.tiers.disk.file_format import newest_of
 
@@ -70,10 +73,15 @@ def read_state(folder: Path) -> State | None:
 
 
 class Journal:
-    """The state file. Its content is durable when a method returns; the methods raise OSError if that fails."""
+    """The state file. Its content is durable when a method returns; the methods raise OSError if that fails.
 
-    def __init__(self, folder: Path, state: State) -> None:
+    They raise TierError where the folder is no longer the one that was locked by `owner`: the file would vouch for
+    files that nobody has verified.
+    """
+
+    def __init__(self, folder: Path, owner: int, state: State) -> None:
         self._folder = folder
+        self._owner = owner
         self._lock = threading.Lock()
         self._distrusted = False
         # As far as is known: a failed write may have left the old or the new content. An old format is written again.
@@ -105,6 +113,7 @@ class Journal:
             self._write(msgspec.structs.replace(self.state, clean=False, boot=_NO_BOOT))
 
     def _write(self, state: State) -> None:
+        file_system.insist_on_owned(self._owner, self._folder)
         self._written = False
         file_system.write_atomically(self._folder / _STATE, msgspec.json.encode(state))
         self.state, self._written = state, True
@@ -116,12 +125,12 @@ def doubt(folder: Path) -> None:
     Raises TierError, also if a process has the folder open.
     """
     with (
-        _owned(folder),
+        _owned(folder) as owner,
         contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError),
     ):  # an unreadable state file causes a rebuild anyway
         state = read_state(folder)
         if state is not None:
-            Journal(folder, state).doubt()
+            Journal(folder, owner, state).doubt()
 
 
 def give_up(folder: Path) -> None:
@@ -135,13 +144,13 @@ def give_up(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _owned(folder: Path) -> Iterator[None]:
-    """Locks the folder, creating it if it is missing, since it is about to be opened."""
+def _owned(folder: Path) -> Iterator[int]:
+    """Locks the folder by a descriptor, creating it if it is missing, since it is about to be opened."""
     with file_system.converted_errors(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = file_system.own(folder)
         try:
-            yield
+            yield descriptor
         finally:
             os.close(descriptor)
 
@@ -180,34 +189,39 @@ def lengthened(folder: Path, most: int) -> bool:
 
 
 def prove(folders: Sequence[Path], seconds: float) -> list[str]:
-    """Returns for each environment why it cannot be trusted, or "". Takes at most `seconds` for all of them."""
-    deadline = Deadline(seconds)
+    """Returns for each environment why it cannot be trusted, or "".
+
+    Args:
+        folders: The environments.
+        seconds: How much processor time each may take: in an unsound tree it may never end. It waits for a disk or a
+            core for any time, because that says nothing about the files.
+
+    Raises:
+        DoubtError: The system killed a process that verified one.
+    """
     with contextlib.ExitStack() as running:
-        return list(_verdicts([running.enter_context(_proof(folder)) for folder in folders], deadline))
+        proofs = [running.enter_context(_proof(folder, seconds)) for folder in folders]
+        return [_verdict(proof, folder) for proof, folder in zip(proofs, folders, strict=True)]
 
 
 @contextlib.contextmanager
-def _proof(folder: Path) -> Iterator[subprocess.Popen[str]]:
+def _proof(folder: Path, seconds: float) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", _PROOF, str(folder / file_system.DATA), str(os.getpid())]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     with process:
         try:
+            limit = math.ceil(seconds)
+            resource.prlimit(process.pid, resource.RLIMIT_CPU, (limit, limit + 1))  # at the second one it is SIGKILL
             yield process
         finally:
             process.kill()
 
 
-def _verdicts(proofs: Sequence[subprocess.Popen[str]], deadline: Deadline) -> Iterator[str]:
-    for proof in proofs:
-        try:
-            _, said = proof.communicate(timeout=deadline.left)
-        except subprocess.TimeoutExpired:
-            yield "verifying it takes too long"
-            continue
-        yield (
-            ""
-            if proof.returncode == 0
-            else said.strip().splitlines()[-1]
-            if said.strip()
-            else "the verifying process died"
-        )
+def _verdict(proof: subprocess.Popen[str], folder: Path) -> str:
+    _, said = proof.communicate()
+    if proof.returncode == -signal.SIGKILL:
+        raise DoubtError(f"verifying {folder} was interrupted: the next disk worker verifies it")
+    if proof.returncode == -signal.SIGXCPU:
+        return "verifying it takes too long"
+    reason = said.strip() or "the verifying process died"
+    return reason.splitlines()[-1] if proof.returncode else ""

@@ -50,7 +50,8 @@ class DiskStore:
         cap_bytes: The limit of the size of all files together.
         frame_bytes: The size of a frame.
         environments: The number of environments, each with a thread that writes it.
-        proof_seconds: The time limit for verifying the files after a power loss; after it they are rebuilt empty.
+        proof_seconds: The processor time within which the files of an environment are verified after a power loss;
+            after it they are rebuilt empty.
     """
 
     KIND: ClassVar[type[Environment]]
@@ -78,7 +79,7 @@ class DiskStore:
         with contextlib.ExitStack() as undo:
             self._owner = prepare(options)
             undo.callback(os.close, self._owner)
-            opened = open_folder(options)
+            opened = open_folder(options, self._owner)
             self._environments = opened.environments
             for environment in self._environments:
                 undo.callback(environment.close)
@@ -219,8 +220,7 @@ class DiskStore:
 
     def _check_files(self) -> None:
         """Raises TierError if the files are not those that were opened, OSError if one is gone."""
-        owned = file_system.is_still(self._owner, self._options.folder / file_system.OWNER)
-        changes = [f"{self._options.folder} was replaced by another folder"] if not owned else []
+        changes = [file_system.replaced(self._owner, self._options.folder)]
         changes += [environment.changed() for environment in self._environments]
         why = next(filter(None, changes), "")
         if why:

@@ -30,8 +30,8 @@ _OURS: Final = {"owner", "state", "state.tmp", saved_lookups.NAME, saved_lookups
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a store.
 
-    `cap_bytes` limits all files together; `kind` and `resize` are the store's; `proof_seconds` is the timeout of
-    verification.
+    `cap_bytes` limits all files together; `kind` and `resize` are the store's; `proof_seconds` is the processor
+    time that verifying an environment may take.
     """
 
     folder: Path
@@ -73,13 +73,15 @@ def prepare(options: Options) -> int:
         return file_system.own(options.folder)
 
 
-def open_folder(options: Options) -> OpenedFolder:
-    """Opens the folder, which the caller has locked with prepare(). Raises TierError."""
+def open_folder(options: Options, owner: int) -> OpenedFolder:
+    """Opens the folder, which the caller has locked with prepare(), by the descriptor `owner`. Raises TierError."""
+    # A file system that is mounted late hides the folder at any moment. So each step that trusts, empties or removes
+    # something insists on the folder that was locked: the files of the other one are nothing of this tier.
     with file_system.converted_errors(options.folder):
         state, why = _read_valid_state(options)
         if state is None or why:
-            return _rebuild_empty(options, f"rebuilt empty: {why}" if why else "new")
-        return _reopen(options, state)
+            return _rebuild_empty(options, owner, f"rebuilt empty: {why}" if why else "new")
+        return _reopen(options, owner, state)
 
 
 def _read_valid_state(options: Options) -> tuple[State | None, str]:
@@ -118,17 +120,17 @@ def environments_there(folder: Path) -> bool:
     return bool(there)
 
 
-def _rebuild_empty(options: Options, how: str) -> OpenedFolder:
+def _rebuild_empty(options: Options, owner: int, how: str) -> OpenedFolder:
     for path in list(file_system.numbered_folders(options.folder)):
-        file_system.remove_environment(path)
+        _remove(path, options, owner)
     point("opening.emptied")
-    journal = Journal(options.folder, _state(options))
+    journal = Journal(options.folder, owner, _state(options))
     journal.mark_dirty()
     point("opening.marked")
-    return _Opening(options, journal, [_NEW] * options.environments).run(how)
+    return _Opening(options, owner, journal, [_NEW] * options.environments).run(how)
 
 
-def _reopen(options: Options, state: State) -> OpenedFolder:
+def _reopen(options: Options, owner: int, state: State) -> OpenedFolder:
     # Recovery decides for each environment whether its files are kept. They are kept without verification if the host
     # did not reboot since the last change, or if everything was synced: then no commit is lost, whatever happened to
     # the processes. A file that is shorter than its meta pages promise is doubted in any case.
@@ -138,7 +140,7 @@ def _reopen(options: Options, state: State) -> OpenedFolder:
     short = {folder: recovery.shortened(folder) for folder in folders}
     how, doubted = state.as_left, [folder for folder in folders if short[folder]]
     unclean = state.boot != recovery.boot_id() and not state.clean
-    journal = Journal(options.folder, state)
+    journal = Journal(options.folder, owner, state)
     # The doubt is durable before a file is touched: a worker that dies from here on leaves it to the next one.
     if doubted and not unclean:
         journal.doubt()
@@ -148,13 +150,13 @@ def _reopen(options: Options, state: State) -> OpenedFolder:
     proofs = _proofs(folders if unclean else doubted, options)
     doubts = [short[folder] or proof if (proof := proofs.get(folder, short[folder])) else "" for folder in folders]
     # What is not sound is removed before the journal marks the folder as trusted by this boot.
-    _remove([folder for folder, doubt in zip(folders, doubts, strict=True) if doubt])
+    _give_up([folder for folder, doubt in zip(folders, doubts, strict=True) if doubt], options, owner)
     if unclean:
         why = "after an unexpected failure" if state.doubted else "after an unclean host restart"
         how = f"{why}: proven sound in {clock.now() - began:.1f} s"
     if how != "as it was left" or any(doubts):
         journal.mark_dirty()
-    opened = _Opening(options, journal, doubts).run(how)
+    opened = _Opening(options, owner, journal, doubts).run(how)
     for environment, folder in zip(opened.environments, folders, strict=True):
         environment.proven = folder in proofs
     return opened
@@ -166,10 +168,16 @@ def _forget(folders: Sequence[Path]) -> None:
         file_system.forget(folder / file_system.DATA)
 
 
-def _remove(folders: Sequence[Path]) -> None:
+def _give_up(folders: Sequence[Path], options: Options, owner: int) -> None:
     """Removes corrupt environments before the journal marks the folder as trusted: this process may be killed."""
     for folder in folders:
-        file_system.remove_environment(folder)
+        _remove(folder, options, owner)
+
+
+def _remove(folder: Path, options: Options, owner: int) -> None:
+    """Removes an environment, but none that appeared with another file system."""
+    file_system.insist_on_owned(owner, options.folder)
+    file_system.remove_environment(folder)
 
 
 def _proofs(folders: Sequence[Path], options: Options) -> dict[Path, str]:
@@ -208,8 +216,9 @@ def _is_system_error(error: Exception) -> bool:
 class _Opening:
     """Opens one environment after the other. `doubts` has for each one why it is not to be trusted, or ""."""
 
-    def __init__(self, options: Options, journal: Journal, doubts: Sequence[str]) -> None:
+    def __init__(self, options: Options, owner: int, journal: Journal, doubts: Sequence[str]) -> None:
         self._options = options
+        self._owner = owner
         self._journal = journal
         self._doubts = list(doubts)
         self._too_long: list[str] = []
@@ -227,6 +236,7 @@ class _Opening:
 
     def _open(self, number: int) -> Environment:
         folder = self._options.folder / str(number)
+        file_system.insist_on_owned(self._owner, self._options.folder)
         if not self._doubts[number]:
             try:
                 return self._fitted(self._environment(folder))
@@ -235,7 +245,7 @@ class _Opening:
                     raise  # the error says nothing about the content of the files
                 self._doubts[number] = f"LMDB rejects it ({error})"
                 self._journal.mark_dirty()
-        file_system.remove_environment(folder)
+        _remove(folder, self._options, self._owner)
         return self._environment(folder)
 
     def _environment(self, folder: Path) -> Environment:

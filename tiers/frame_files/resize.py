@@ -72,7 +72,7 @@ class FilesResize(EnvironmentResize[FilesEnvironment]):
                     yield key, header
 
     def _moved(self, header: Header) -> Header | None:
-        """Writes a page to free slots; None if it cannot be read, or too few are free beside its own. Raises OSError."""
+        """Writes a page to free slots. Returns None if it cannot be read, or there are too few. Raises OSError."""
         environment, frame_bytes = self.environment, self.environment.shape.frame_bytes
         count = sum(extent.frames for extent in header.extents)
         with memoryview(mmap.mmap(-1, count * frame_bytes)) as memory:

@@ -28,11 +28,11 @@ def _writes_state_without_sync() -> None:
 
 def _believes() -> None:
     proof.fault = lambda data: ""
-    recovery._verdicts = lambda proofs, deadline: iter([""] * len(proofs))
+    recovery._verdict = lambda proof, folder: ""
 
 
 def _gives_up_late() -> None:
-    store_folder._remove = lambda folders: None
+    store_folder._give_up = lambda folders, options, owner: None
 
 
 def _compares_nothing() -> None:
