@@ -29,6 +29,11 @@ class PendingWrite(msgspec.Struct, frozen=True):
     paid: int
 
 
+def unanswered(waited_s: float) -> str:
+    """Returns that a device has not completed a command for long, "" if `waited_s` seconds are not long."""
+    return f"the disk has not answered for {waited_s:.0f} s" if waited_s >= STALLED_S else ""
+
+
 class CommandsInFlight:
     """The writes, drops and the sync that a device has not completed. On the loop's thread only.
 
@@ -97,10 +102,7 @@ class CommandsInFlight:
 
     def stalled(self) -> str:
         """Returns that the device has not completed a command for long, "" if it has."""
-        waited = loop_clock.now() - self._moved_at
-        if waited < STALLED_S or not (self._writes or self.syncing):
-            return ""
-        return f"the disk has not answered for {waited:.0f} s"
+        return unanswered(loop_clock.now() - self._moved_at if self._writes or self.syncing else 0.0)
 
     def _begin_waiting(self) -> None:
         if not self._writes and not self.syncing:

@@ -21,7 +21,7 @@ from typing import Final
 from pagetier.daemon.common import loop_clock
 from pagetier.daemon.config.disk_capacity import frames_of_device
 from pagetier.daemon.config.disk_options import DeviceOptions
-from pagetier.daemon.disk.commands_in_flight import STALLED_S, CommandsInFlight
+from pagetier.daemon.disk.commands_in_flight import STALLED_S, CommandsInFlight, unanswered
 from pagetier.daemon.disk.device_health import DeviceHealth
 from pagetier.daemon.disk.device_opening import DeviceOpening, OpeningStage, import_ahead, stamp_offset
 from pagetier.daemon.disk.device_status import DeviceStatus
@@ -280,7 +280,9 @@ class DiskDevice:
 
     def note(self, **news: object) -> None:
         """Publishes the status, with the fields in `news`."""
-        stalled = (self.supervisor.has_worker and self._opening.stalled()) or self.commands.stalled()
+        reading_s = self._tier.reads.oldest(self.number, loop_clock.now())[1]
+        opening = self._opening.stalled() if self.supervisor.has_worker else ""
+        stalled = opening or self.commands.stalled() or unanswered(reading_s)
         if stalled or (self.send is not no_worker and self._opening.stage is not OpeningStage.STARTED):
             self.health.answers.report(stalled)  # without a worker there is no answer, and no fault either
         expected = 0 if self.send is no_worker else self._opening.expected_pages

@@ -15,13 +15,14 @@ from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.disk_device import DiskDevice
 from pagetier.daemon.index.flush_requests import FlushRequests
 from pagetier.daemon.index.scan_queue import ScanQueue
+from pagetier.daemon.metrics.disk_families import device_families
 from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES, TierFlag
 from pagetier.shm.page_rows import PAGES_TO_WRITE, STORED_PAGES, StoredPage
-from pagetier.shm.protocol import Flush, Flushed, Space
+from pagetier.shm.protocol import Fetch, Flush, Flushed, Space
 from pagetier.tiers.base import StoredPages, TierState
 from pagetier.tiers.worker import ordered_pages
 from pagetier.tiers.worker.ordered_pages import OrderedPages
-from pagetier.tiers.worker_protocol import Command, Complete, InventoryPart, Opened, Stored, Write, Wrote
+from pagetier.tiers.worker_protocol import Command, Complete, HasRead, InventoryPart, Opened, Read, Stored, Write, Wrote
 from virtual_time_loop import OwnTimeLoop
 
 SPACE = Space(bytes(KEY_BYTES), "test", 16)
@@ -240,3 +241,34 @@ def test_the_cap_holds_while_the_tier_is_read(scene: Scene) -> None:
         scene.devices[0].hear(part)
         usage = scene.owner.disk_device(0)
         assert usage.used_slots <= usage.slots == frames // 2
+
+
+def troubled(scene: Scene) -> float:
+    """Sends what is due, and returns what the metrics say of the first device a second later."""
+    scene.tier.tidy()
+    families = device_families(scene.tier.work().report.devices, GEOMETRY.frame_bytes)
+    (family,) = (family for family in families if family.name == "pagetier_device_in_trouble")
+    return float(family.samples[0].value)
+
+
+def test_a_device_that_hangs_while_engines_only_read_is_named_until_it_answers(
+    scene: Scene, virtual_time: OwnTimeLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    hear_all(scene, scene.open(range(6)))
+    caplog.clear()
+    virtual_time.passes(60.0)
+    scene.tier.reads.ask(Fetch(1, b"".join(map(key_of, range(6))), 1.0), lambda _: None)
+    (read,) = (command for command in scene.sent[0] if isinstance(command, Read))
+    virtual_time.passes(9.9)
+    assert not troubled(scene)
+    virtual_time.passes(1.1)
+    with caplog.at_level("INFO"):
+        assert troubled(scene)
+        assert caplog.messages == ["/d: the disk has not answered for 11 s"]
+        scene.devices[0].hear(HasRead(read.number, 0, bytes(2), b"", ""))
+        virtual_time.passes(9.9)
+        assert not troubled(scene), "it reads, however slowly"
+        scene.devices[0].hear(HasRead(read.number, 2, bytes(4), b"", ""))
+        virtual_time.passes(60.0)
+        assert not troubled(scene), "it has nothing to read"
+        assert caplog.messages[1:] == ["/d: the disk answers again"]
