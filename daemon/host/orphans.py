@@ -25,7 +25,10 @@ class Orphans:
         """Reaps orphans. To be called by the event loop about once a second; without any it costs one system call."""
         if os.getpid() != _INIT:
             return
-        zombies = _zombies() if _has_zombie() else frozenset()
+        try:
+            zombies = _zombies() if _has_zombie() else frozenset()
+        except OSError:  # descriptors are short: a later call finds them
+            return
         for orphan in zombies & self._zombies:
             with suppress(ChildProcessError):
                 os.waitpid(orphan.pid, os.WNOHANG)

@@ -105,14 +105,10 @@ class Service:
         self.disk = DiskTier(segments, config, self._reads, publisher, loop)
         self.fleet = FleetTier(segments, config.remote, self._reads, publisher.note_fleet, loop, config.socket)
         self.idle_namespaces = IdleNamespaces(self._owner, config.index, self.disk)
-        self.reservations = Reservations(
-            self._owner,
-            config,
-            ReservationParts(
-                self._reaper, self.tenants, self.evictor, self.hints, self.disk, self.fleet, self.idle_namespaces
-            ),
-            loop,
+        parts = ReservationParts(
+            self._reaper, self.tenants, self.evictor, self.hints, self.disk, self.fleet, self.idle_namespaces
         )
+        self.reservations = Reservations(self._owner, config, parts, loop)
         self.in_force = LiveSettings(config)
         self.in_force.notes = self.evictor.notes()
         self.in_force.follow(self._follow)
@@ -271,11 +267,16 @@ class Service:
         self._reaper.close()
 
     def _welcome(self, slot: int) -> Welcome:
-        populated = self._config.arena.prefault == "populate"
         extras = (*UNDERSTOOD, DISK) if self.disk.configured else UNDERSTOOD
-        return Welcome(slot, self._owner.header().segments_id, populated, extras)
+        return Welcome(slot, self._owner.header().segments_id, self._config.arena.prefault == "populate", extras)
 
     def _tidy(self) -> None:
+        try:
+            self._work()
+        finally:  # what failed once must not end the periodic work, and with it the watchdog's pings
+            self._tidying = self._loop.call_later(_TIDY_EVERY_S, self._tidy)
+
+    def _work(self) -> None:
         """Does the periodic work: settles finished, abandoned and expired reservations, and checks the quotas."""
         if self._owner.open_entries:
             self._owner.settle(_TIDY_MOST)
@@ -297,4 +298,3 @@ class Service:
         self.idle_namespaces.poll()
         self._shortage.check()
         self.alive()
-        self._tidying = self._loop.call_later(_TIDY_EVERY_S, self._tidy)

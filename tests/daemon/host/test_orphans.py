@@ -12,6 +12,9 @@ import pytest
 from disk_daemon import DiskDaemon
 from eventually import eventually
 from other_users import as_root
+from pagetier.daemon.host import orphans
+from pagetier.daemon.host.orphans import Orphans
+from pagetier.shm.process import Process
 from process_states import arguments_of, children_of
 
 AS_INIT = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -67,3 +70,20 @@ def test_orphans_are_reaped_and_exit_codes_of_workers_are_known(daemon: InitDaem
     os.kill(orphan, signal.SIGKILL)
     assert eventually(lambda: orphan not in children_of(daemon.pid))
     assert len(daemon.lines("its worker was killed by signal 11")) == 3
+
+
+def test_without_descriptors_an_orphan_is_reaped_by_a_later_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: int) -> Process:
+        raise OSError(24, "Too many open files")
+
+    with subprocess.Popen(["true"]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        monkeypatch.setattr(orphans, "_INIT", os.getpid())
+        reaper = Orphans()
+        with monkeypatch.context() as short:
+            short.setattr(Process, "of", refuse)
+            reaper.reap()
+        reaper.reap()
+        reaper.reap()
+        with pytest.raises(ChildProcessError):
+            os.waitpid(child.pid, os.WNOHANG)
