@@ -76,7 +76,7 @@ class Journal:
     """The state file. Its content is durable when a method returns; the methods raise OSError if that fails.
 
     They raise TierError where the folder is no longer the one that was locked by `owner`: the file would vouch for
-    files that nobody has verified.
+    files that were never verified.
     """
 
     def __init__(self, folder: Path, owner: int, state: State) -> None:
