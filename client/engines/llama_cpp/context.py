@@ -106,9 +106,12 @@ class LlamaContext:
         return bool(nbytes == out.nbytes)
 
     def set(self, state: State, seq: int) -> bool:
-        """Replaces the state of a sequence. Returns False, and the sequence is empty, if llama.cpp rejects it."""
+        """Replaces the state of a sequence. Returns False, and the sequence is empty, if llama.cpp rejects it.
+
+        llama.cpp rejects bytes that are no state, of which 0 are read.
+        """
         nbytes = self._lib.state_seq_set_data_ext(self._pointer, state.ctypes.data, state.nbytes, seq, Flags.WHOLE)
-        return bool(nbytes == state.nbytes)
+        return bool(0 < nbytes == state.nbytes)
 
     def decode(self, token: int, position: int, seq: int) -> None:
         """Computes one token without logits.

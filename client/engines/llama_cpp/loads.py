@@ -11,12 +11,14 @@ from pagetier.client.engines.llama_cpp.context import State
 from pagetier.client.engines.llama_cpp.paged_state import PagedState
 from pagetier.client.engines.llama_cpp.sequence_tokens import SequenceTokens
 from pagetier.client.group_match import GroupMatch
-from pagetier.client.match import Match
 from pagetier.client.prompt_reader import PromptReader
 from pagetier.client.session_lookups import count_lookup, sample_lookup
 from pagetier.shm.clock import Deadline
 
 _BATCH_BYTES = 4 << 20  # pages are put back while they are in a CPU's own cache
+
+PageSizes = Mapping[int, int]
+"""The bytes of the pages of one half of a hit, by their number in the prompt."""
 
 
 class PageLoads:
@@ -41,9 +43,12 @@ class PageLoads:
         if not tokens.groups or limit <= present or self._client.session is None:
             return self._keep(seq, present)
         with self._find(tokens, limit, self._client.timeout if timeout is None else timeout) as found:
+            sizes = _page_sizes(found)
+            if not sizes:
+                return self._keep(seq, present)
             if found.tokens <= present and (kept := self._keep(seq, present)) == present:
                 return kept
-            return self._replace(seq, found)
+            return self._replace(seq, found, sizes)
 
     def _keep(self, seq: int, present: int) -> int:
         """Removes what follows the first tokens of a sequence; all of it if its state cannot be cut there."""
@@ -72,39 +77,28 @@ class PageLoads:
         lookup = msgspec.structs.replace(first.lookup, **counts, remote_tokens=remote)
         count_lookup(self._client.session, lookup)
 
-    def _replace(self, seq: int, found: GroupMatch) -> int:
+    def _replace(self, seq: int, found: GroupMatch, sizes: Sequence[PageSizes]) -> int:
         """Replaces a sequence by a hit; it is empty if a page cannot be put back."""
         self._state.context.remove(seq)
-        if not found.tokens:
-            return 0
-        whole = all(self._put_back(seq, found, pages) for pages in self._batches(found))
+        batches = _batches(sizes)
+        whole = all(self._put_back(seq, self._copied(found, sizes, pages)) for pages in batches)
         self._state.end_write()
         if not whole:
             self._state.context.remove(seq)
         return found.tokens if whole else 0
 
-    def _batches(self, found: GroupMatch) -> Iterator[range]:
-        """Yields the pages of a hit, as many at once as fit into a CPU's cache."""
-        base, start = found.matches[0], found.start_pages[0]
-        largest = sum(int(match.page_sizes.max()) for match in found.matches)
-        step = max(1, _BATCH_BYTES // largest)
-        for first in range(start, start + len(base), step):
-            yield range(first, min(first + step, start + len(base)))
-
-    def _put_back(self, seq: int, found: GroupMatch, pages: range) -> bool:
-        states = self._copied(found, pages)
+    def _put_back(self, seq: int, states: Sequence[State]) -> bool:
         return bool(states) and all(self._state.write(seq, state) for state in states)
 
-    def _copied(self, found: GroupMatch, pages: range) -> list[State]:
+    def _copied(self, found: GroupMatch, sizes: Sequence[PageSizes], pages: range) -> list[State]:
         """Returns the state of each page, both halves in one piece; nothing if a page is gone."""
-        halves = [_sizes(*one, pages) for one in zip(found.matches, found.start_pages, strict=True)]
-        states, outs = self._memory(pages, halves)
-        for match, start, sizes, out in zip(found.matches, found.start_pages, halves, outs, strict=True):
-            if out and self._client.load(match, out, min(sizes) - start, timeout=0) < len(out):
+        states, outs = self._memory(pages, sizes)
+        for match, half, out in zip(found.matches, sizes, outs, strict=True):
+            if out and self._client.load(match, out, max(pages.start - min(half), 0), timeout=0) < len(out):
                 return []
         return states
 
-    def _memory(self, pages: range, halves: Sequence[Mapping[int, int]]) -> tuple[list[State], list[list[State]]]:
+    def _memory(self, pages: range, halves: Sequence[PageSizes]) -> tuple[list[State], list[list[State]]]:
         """Returns memory for each page, and for each group the memory of the halves that are copied there."""
         empty = self._state.empty_part
         sizes = [[half.get(page, len(empty)) for half in halves] for page in pages]
@@ -122,7 +116,20 @@ class PageLoads:
         return states, outs
 
 
-def _sizes(match: Match, start: int, pages: range) -> dict[int, int]:
-    """Returns the bytes of each of the pages that a match has; its first page is the page `start` of the prompt."""
-    sizes = match.page_sizes.tolist()
-    return {page: sizes[page - start] for page in pages if start <= page < start + len(sizes)}
+def _page_sizes(found: GroupMatch) -> list[PageSizes]:
+    """Returns the bytes of each page of a hit, for each group; nothing for a miss, and if the memory is gone already.
+
+    They are taken once: the matches of a session that ends during the load have none any more.
+    """
+    sizes = [match.page_sizes.tolist() for match in found.matches]
+    if not found.tokens or [*map(len, sizes)] != [*map(len, found.matches)]:
+        return []
+    return [dict(enumerate(half, start)) for half, start in zip(sizes, found.start_pages, strict=True)]
+
+
+def _batches(sizes: Sequence[PageSizes]) -> Iterator[range]:
+    """Yields the pages of a hit, as many at once as fit into a CPU's cache."""
+    step = max(1, _BATCH_BYTES // sum(max(half.values(), default=0) for half in sizes))
+    pages = range(min(sizes[0]), max(sizes[0]) + 1)
+    for first in range(0, len(pages), step):
+        yield pages[first : first + step]
