@@ -26,7 +26,7 @@ class SequenceTokens:
     """The tokens of a sequence from its first position on.
 
     Args:
-        ids: The tokens.
+        ids: The tokens. Those with negative IDs have no keys.
         groups: The keys of the full pages in each group.
 
     Attributes:
@@ -35,7 +35,7 @@ class SequenceTokens:
         decoded: The number of positions that the sequence had when its pages were stored last.
     """
 
-    def __init__(self, ids: npt.NDArray[np.uint32], groups: Sequence[GroupKeys]) -> None:
+    def __init__(self, ids: npt.NDArray[np.integer], groups: Sequence[GroupKeys]) -> None:
         self.groups, self.stored, self.decoded = tuple(groups), 0, 0
         self._ids = ids
 
@@ -44,7 +44,7 @@ class SequenceTokens:
         """Returns the tokens with their keys, without keys if some stand for an image or the like."""
         ids = _ids_of(tokens)
         if ids is None:
-            return cls(np.empty(0, np.uint32), ())
+            return cls(np.array(tokens), ())
         return cls(ids, [GroupKeys(one.group, one.namespace.keys(ids)) for one in groups])
 
     def grown(self, tokens: Tokens) -> SequenceTokens:

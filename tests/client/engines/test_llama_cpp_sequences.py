@@ -161,6 +161,21 @@ def test_a_prompt_with_an_image_is_neither_loaded_nor_stored(model: Model, clien
         assert next(iter(host.cache.prefill(image))).start == 0
 
 
+def test_what_the_sequence_has_of_a_prompt_with_an_image_stays(model: Model, client: Client) -> None:
+    prompt = prompt_of(2 * PAGE + 1, seed=48)
+    for image in (prompt.copy(), prompt.tolist()):
+        image[-2] = -1
+        with llama_host(model, client) as host:
+            host.context.decode(prompt[:40])
+            assert host.cache.load(image, present=40) == 40
+            assert host.cache._state.context.length(0) == 40
+            host.context.decode(prompt[40:], 40)
+            assert host.cache.store() == 0, "its pages have no keys"
+            assert host.cache.store(np.append(prompt, prompt)) == 0, "nor have those after them"
+            assert next(iter(host.cache.prefill(image, present=2 * PAGE + 1))).start == 2 * PAGE
+            assert host.cache._state.context.length(0) == 2 * PAGE, "logits of the last token are needed"
+
+
 def test_lora_adapters_and_settings_of_a_later_time_need_renew(model: Model, client: Client) -> None:
     """Without a change the namespace stays the same."""
     prompt = prompt_of(2 * PAGE + 1, seed=46)
