@@ -131,17 +131,25 @@ def test_no_more_blocks_than_the_cap_and_the_length_says_what_is_written(tier: D
 
 
 @pytest.mark.usefixtures("each_store")
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [
+        (errno.ENOSPC, "No space left on device: the file system of "),
+        (errno.EDQUOT, "Disk quota exceeded: "),
+        (errno.EIO, "Input/output error: "),
+    ],
+)
 def test_blocks_that_are_refused_refuse_pages_and_change_nothing(
-    tier: DiskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tier: DiskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, why: str
 ) -> None:
     old = stored(tier, outgoings(range(20)))
     before = bytes_in(tmp_path), blocks_in(tmp_path), tier.state().used_frames
     with monkeypatch.context() as patch:
-        patch.setattr(disk_blocks, "allocate", lambda *_: errno.ENOSPC)
+        patch.setattr(disk_blocks, "allocate", lambda *_: number)
         written = tier.write([], [outgoing(100, 300 * FRAME), outgoing(101, 300 * FRAME)])
     assert written.stored == (False, False)
-    assert all("No space left on device: the file system of " in reason for reason in written.reasons)
-    assert all(reason.endswith(" is full") for reason in written.reasons)
+    assert all(why in reason for reason in written.reasons), written.reasons
+    assert all(reason.endswith(" is full") is (number == errno.ENOSPC) for reason in written.reasons)
     assert (bytes_in(tmp_path), blocks_in(tmp_path), tier.state().used_frames) == before
     assert outcomes(tier, old) == {ReadOutcome.EXACT}
     assert len(stored(tier, [outgoing(100, 300 * FRAME)])) == 1

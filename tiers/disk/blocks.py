@@ -22,14 +22,17 @@ class PreallocatedBlocks:
     """The blocks of one data file, up to `limit` bytes. Not thread-safe.
 
     Where allocation is unsupported it counts as done.
+
+    Attributes:
+        end: The file has all of its blocks up to this offset.
+        refusal: The error number of the latest allocation that failed; 0 before.
     """
 
     def __init__(self, descriptor: int, limit: int) -> None:
         self._descriptor = descriptor
         self._limit = limit
         self._step = min(_STEP, limit // _STEP_PART)
-        self.end = 0
-        """The file has all of its blocks up to this offset."""
+        self.end = self.refusal = 0
 
     def allocate_to(self, end: int) -> bool:
         """Returns whether the file has its blocks up to `end` or its limit, allocating them if needed.
@@ -42,6 +45,7 @@ class PreallocatedBlocks:
     def _give(self, end: int) -> bool:
         refusal = allocate(self._descriptor, self.end, end - self.end)
         if refusal and refusal not in UNSUPPORTED:
+            self.refusal = refusal
             return False
         self.end = self._limit if refusal else end
         return True

@@ -25,10 +25,17 @@ from pagetier.tiers.disk.read_priority import ReaderCount
 
 
 class FullError(lmdb.DiskError):
-    """The file system has no room for a transaction, which was not begun."""
+    """The file system gives no blocks for a transaction, which was not begun.
 
-    def __init__(self, environment: Environment) -> None:
-        super().__init__(f"{os.strerror(errno.ENOSPC)}: the file system of {environment.folder} is full")
+    Args:
+        environment: The environment.
+        refusal: The error number of the allocation, also of a quota or a disk error.
+    """
+
+    def __init__(self, environment: Environment, refusal: int) -> None:
+        full = refusal in (0, errno.ENOSPC)
+        why = f"the file system of {environment.folder} is full" if full else f"{environment.folder} gets no blocks"
+        super().__init__(f"{os.strerror(refusal or errno.ENOSPC)}: {why}")
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -76,7 +83,7 @@ def _drop(environment: Environment, keys: Sequence[bytes]) -> str:
 def _drop_together(environment: Environment, keys: Sequence[bytes]) -> None:
     """Drops keys in one transaction. A single key is tried without room, too. Raises FullError, lmdb.Error."""
     if not environment.can_drop(keys) and len(keys) > 1:
-        raise FullError(environment)
+        raise FullError(environment, environment.blocks.refusal)
     with environment.changing() as txn:
         for key in keys:
             environment.delete(txn, key)

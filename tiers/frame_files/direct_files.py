@@ -31,6 +31,10 @@ class DirectFiles:
         folder: The environment's folder.
         frame_bytes: The size of a slot.
         limit: The number of slots that there may be.
+
+    Attributes:
+        refusal: The error number of the latest allocation that failed; 0 before.
+        buffered: Whether the file system refuses O_DIRECT, so that frames go through the page cache.
     """
 
     def __init__(self, folder: Path, frame_bytes: int, limit: int) -> None:
@@ -42,8 +46,7 @@ class DirectFiles:
         self._descriptors: list[int] = []
         self._lengths: list[int] = []  # of each file, at least
         self._unsynced: set[int] = set()
-        self.buffered = False
-        """Whether the file system refuses O_DIRECT, so that frames go through the page cache."""
+        self.buffered, self.refusal = False, 0
         try:
             for number in range(_count(folder)):
                 self._open(number)
@@ -105,6 +108,7 @@ class DirectFiles:
         there, length = self._lengths[number], slots * self._frame_bytes
         refusal = blocks.allocate(self._descriptors[number], there, length - there, _WHOLE)
         if refusal and refusal not in blocks.UNSUPPORTED:
+            self.refusal = refusal
             return False
         if refusal:
             os.ftruncate(self._descriptors[number], length)

@@ -144,7 +144,7 @@ class FilesEnvironment(Environment):
         """Writes the bytes of pages, then their records in one transaction. Raises lmdb.Error, TierError."""
         # 1. Allocate: the records' blocks come first, so that a full file system is found before anything is written.
         if not self.blocks.allocate_to(self.shape.map_bytes):
-            raise FullError(self)
+            raise FullError(self, self.blocks.refusal)
         # 2. Take slots that no record names. No read reaches them before the commit, so a crash leaves only free slots
         # with other bytes in them.
         sums = [page_checksum(page.key, page.size, page.frames) for page in pages]
@@ -185,7 +185,8 @@ class FilesEnvironment(Environment):
                     self.delete(txn, page.key)
             self.slots.wait_for_readers(READERS_S)
             if not self._find_free(sum(counts)):
-                raise FullError(self) if self.files.slots < self.shape.capacity else NoSlotError
+                full = self.files.slots < self.shape.capacity
+                raise FullError(self, self.files.refusal) if full else NoSlotError
         return self.take(counts)
 
     def _find_free(self, count: int) -> bool:

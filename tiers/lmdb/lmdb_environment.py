@@ -74,7 +74,7 @@ class LmdbEnvironment(Environment):
     def store_together(self, pages: Sequence[Outgoing], readers: ReaderCount) -> None:
         """Stores pages in one transaction. Raises FullError, lmdb.Error."""
         if not self._can_store(len(pages), sum(len(page.frames) for page in pages)):
-            raise FullError(self)
+            raise FullError(self, self.blocks.refusal)
         # The checksums are computed before the transaction begins, in which other writers of this environment wait.
         sums = [page_checksum(page.key, page.size, page.frames) for page in pages]
         patience = Patience(readers)
