@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from files_store import opened, slots_of
-from pagetier.tiers.base import Outgoing, ReadOutcome
+from pagetier.tiers.base import DoubtError, Outgoing, ReadOutcome
 from pagetier.tiers.capacity import frames_under
 from pagetier.tiers.frame_files.direct_files import DirectFiles
 from store_pages import FRAME, outcome_of, outgoings
@@ -41,6 +41,22 @@ def test_a_page_across_the_new_end_leaves_alone_if_there_is_no_room_to_move_it(t
         assert outcome_of(tier, large) is ReadOutcome.ABSENT
         assert tier.write([], [large]).stored == (True,)
         assert outcome_of(tier, large) is ReadOutcome.EXACT
+
+
+def test_pages_that_were_moved_and_could_not_be_synced_are_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    capacity, small, large = full_tier(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(DirectFiles, "sync", fail)
+        with pytest.raises(DoubtError, match="could not be synced"):
+            opened(tmp_path, cap_of(capacity - 2 * LARGE))
+    with closing(opened(tmp_path, cap_of(capacity - 2 * LARGE))) as tier:
+        assert "proven sound" in tier.state().opened
+        assert {outcome_of(tier, page) for page in (*small[2 * LARGE :], large)} == {ReadOutcome.EXACT}
 
 
 def test_a_write_that_fails_while_pages_are_moved_loses_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from pagetier.shm import clock
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import BUILD
-from pagetier.tiers.base import TierError
+from pagetier.tiers.base import DoubtError, TierError
 from pagetier.tiers.capacity import TRANSACTION_BYTES, Shape, shape_of
 from pagetier.tiers.disk import file_system, recovery, saved_lookups
 from pagetier.tiers.disk.environment import Environment
@@ -268,8 +268,10 @@ class _Opening:
             why = resize.run()
         except OSError as error:
             why = str(error)
-        except BaseException:
+        except BaseException as error:
             environment.close()
+            if isinstance(error, DoubtError):
+                self._journal.distrust()
             raise
         if why:
             self._too_long.append(why)

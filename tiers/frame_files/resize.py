@@ -6,10 +6,12 @@ import mmap
 import os
 from collections.abc import Iterator, Sequence
 
+import lmdb
 import msgspec
 
 from pagetier.shm.failpoints import point
 from pagetier.shm.units import counted
+from pagetier.tiers.base import DoubtError
 from pagetier.tiers.disk import file_system, reader
 from pagetier.tiers.disk.file_format import Header
 from pagetier.tiers.disk.resize import EnvironmentResize
@@ -35,19 +37,27 @@ class FilesResize(EnvironmentResize[FilesEnvironment]):
         return bool(environment.wrong) or too_much or self.has_long_data
 
     def run(self) -> str:
-        """Makes pages and files fit. Raises lmdb.Error, OSError."""
+        """Makes pages and files fit. Raises lmdb.Error, OSError, DoubtError."""
         environment = self.environment
         # Wrong records leave first: they name slots of other pages, or slots that the files do not have.
         self.drop(environment.wrong, environment.shape.pages_per_transaction)
         self.drop_coldest()
         if environment.files.slots > environment.shape.capacity:
             self._move_pages()
-            environment.sync()  # after a power loss no record names what is cut off
+            self._sync_moved()  # after a power loss no record names what is cut off
             point("shrinking.moved")
             environment.files.shorten(environment.shape.capacity)
         if self.has_long_data:
             self._compact()
         return ""
+
+    def _sync_moved(self) -> None:
+        """Raises DoubtError: after a failed sync the page cache may have what the disk does not have."""
+        try:
+            self.environment.sync()
+        except (OSError, lmdb.Error) as error:
+            folder = self.environment.folder
+            raise DoubtError(f"{folder} could not be synced ({error}): the next disk worker verifies it") from error
 
     def _move_pages(self) -> None:
         """Moves pages from slots beyond the capacity to free ones; one that cannot be moved is dropped."""
