@@ -33,15 +33,21 @@ class DeviceStatus:
         self._tier = tier
         self.report = DeviceReport(folder=str(options.path))
         self._down = ""
+        self._damaged = 0  # pages that earlier workers found damaged
 
     @property
     def is_open(self) -> bool:
         """Whether pages can be found on the device."""
         return self.report.standing is Standing.OPEN
 
+    def note_opened(self, state: TierState) -> None:
+        """Takes over the first state of a worker, which counts damaged pages from 0."""
+        self._damaged = self.report.damaged
+        self.note_state(state)
+
     def note_state(self, state: TierState) -> None:
         """Takes over the state that the worker sent, to be published with the next note."""
-        self.report = with_state(self.report, state)
+        self.report = with_state(self.report, state, self._damaged)
 
     def note(self, fault: str, **news: object) -> None:
         """Takes over the fields in `news` and what the index has of the device, and publishes the status.

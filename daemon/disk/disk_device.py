@@ -150,7 +150,7 @@ class DiskDevice:
         self._opening.hear(report, self._tier.write_behind.rule)
         match report:
             case Opened():
-                self.status.note_state(report.state)
+                self.status.note_opened(report.state)
             case Complete():
                 self._complete()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Final
 
@@ -19,7 +20,7 @@ from pagetier.daemon.disk.stop_progress import StopProgress
 from pagetier.daemon.disk.write_behind import WriteBehind
 from pagetier.daemon.disk.write_budget import Budget
 from pagetier.daemon.reads.lower_tier_reads import LowerTierReads
-from pagetier.daemon.status.disk_report import DiskCounters, DiskReport, Standing, summed
+from pagetier.daemon.status.disk_report import DiskCounters, DiskReport, Standing, counters_of, summed
 from pagetier.daemon.status.publisher import StatusPublisher
 from pagetier.daemon.workers.worker_link import ChildWorkers
 from pagetier.shm._core import DISK_DEVICES, Owner, UnwrittenPages
@@ -77,6 +78,7 @@ class DiskTier:
         self.flush = DiskFlush(self._owner, self.write_behind)
         self._publisher = publisher
         self._report = DiskReport()
+        self._removed = Counter[str]()  # what devices counted that a reload has removed
         self.stopping = self._leaving = False
         self._lost: UnwrittenPages | None = None  # what the tier lacked when its first worker ended during a stop
         self._removals: set[asyncio.Task[None]] = set()
@@ -109,7 +111,7 @@ class DiskTier:
     def changed(self) -> None:
         """Implements Surroundings.changed()."""
         if reports := [device.status.report for device in self._devices]:
-            self._report = summed(reports, self._options.write, self.budget.report())
+            self._report = summed(reports, self._options.write, self.budget.report(), self._removed)
             self._publisher.note_disk(self._report)
 
     def worker_ends(self) -> None:
@@ -156,11 +158,8 @@ class DiskTier:
     async def _end_worker(self, device: DiskDevice, left: float) -> None:
         was_open = device.status.is_open
         if not await device.supervisor.stop(max(_PAUSE_S, left) if was_open else _PAUSE_S) and was_open:
-            log.warning(
-                "the disk worker of %s did not end within disk.stop_timeout and was killed; what it has written stays",
-                device.options.path,
-                extra=event("disk_worker_killed"),
-            )
+            line = "the disk worker of %s did not end within disk.stop_timeout and was killed; what it wrote stays"
+            log.warning(line, device.options.path, extra=event("disk_worker_killed"))
 
     def _save_lookups(self) -> None:
         """Keeps what is known of lookups on a device, because the stop releases the memory that has it."""
@@ -237,6 +236,7 @@ class DiskTier:
     async def _end(self, device: DiskDevice) -> None:
         await device.supervisor.retire()
         self._devices.remove(device)
+        self._removed += counters_of(device.status.report)
         self._add_missing()
         self.changed()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Final
 
@@ -152,21 +153,30 @@ class DiskCounters(msgspec.Struct, frozen=True):
 
 
 _PROGRESS: Final = (Standing.OPEN, Standing.STARTING, Standing.RESIZING, Standing.DOWN, Standing.NONE)
-_SUMS: Final = (
-    "cap",
-    "room_frames",
-    "file_bytes",
-    "disk_free",
-    "disk_total",
-    "damaged",
-    "device_bytes",
-    "restarts",
-    "expected_pages",
-)
+_COUNTERS: Final = ("damaged", "device_bytes", "restarts")
+_SUMS: Final = ("cap", "room_frames", "file_bytes", "disk_free", "disk_total", "expected_pages", *_COUNTERS)
+_NONE_REMOVED: Final = Counter[str]()
 
 
-def summed(devices: Sequence[DeviceReport], write: str, budget: BudgetReport | None) -> DiskReport:
-    """Returns the status of a tier with these devices, of which there is one at least."""
+def counters_of(report: DeviceReport) -> Counter[str]:
+    """Returns what a device has counted: the sums of the tier keep it when a reload removes the device."""
+    return Counter({name: getattr(report, name) for name in _COUNTERS})
+
+
+def summed(
+    devices: Sequence[DeviceReport],
+    write: str,
+    budget: BudgetReport | None,
+    removed: Mapping[str, int] = _NONE_REMOVED,
+) -> DiskReport:
+    """Returns the status of a tier with these devices, of which there is one at least.
+
+    Args:
+        devices: Their reports.
+        write: The rule for writing.
+        budget: The write budget.
+        removed: What devices counted that are removed by now: a counter never falls.
+    """
     return DiskReport(
         standing=min((device.standing for device in devices), key=_PROGRESS.index),
         trouble=_named(devices, "trouble"),
@@ -178,7 +188,7 @@ def summed(devices: Sequence[DeviceReport], write: str, budget: BudgetReport | N
         clean=all(device.clean for device in devices),
         budget=budget,
         devices=tuple(devices),
-        **{name: sum(getattr(device, name) for device in devices) for name in _SUMS},
+        **{name: sum(getattr(device, name) for device in devices) + removed.get(name, 0) for name in _SUMS},
     )
 
 
@@ -194,8 +204,8 @@ def _named(devices: Sequence[DeviceReport], name: str) -> str:
     return "; ".join(f"{folder}: {text}" for folder, text in texts.items() if text)
 
 
-def with_state(report: DeviceReport, state: TierState) -> DeviceReport:
-    """Returns the report with the state that the worker sent."""
+def with_state(report: DeviceReport, state: TierState, damaged: int = 0) -> DeviceReport:
+    """Returns the report with the state that the worker sent, and with what earlier workers found `damaged`."""
     return msgspec.structs.replace(
         report,
         opened=state.opened,
@@ -207,6 +217,6 @@ def with_state(report: DeviceReport, state: TierState) -> DeviceReport:
         disk_total=state.disk_total,
         last_sync=state.last_sync / 1e9,
         clean=state.clean,
-        damaged=state.damaged,
+        damaged=damaged + state.damaged,
         slot_bytes=state.slot_bytes,
     )

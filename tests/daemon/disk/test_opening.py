@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from anonymous_segments import Memory, attach
 from disk_without_workers import disk_tier
 from numbered_pages import GEOMETRY, content_of, key_of, keys_of, store
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.disk_device import DiskDevice
@@ -22,11 +24,22 @@ from pagetier.shm.protocol import Fetch, Flush, Flushed, Space
 from pagetier.tiers.base import StoredPages, TierState
 from pagetier.tiers.worker import ordered_pages
 from pagetier.tiers.worker.ordered_pages import OrderedPages
-from pagetier.tiers.worker_protocol import Command, Complete, HasRead, InventoryPart, Opened, Read, Stored, Write, Wrote
+from pagetier.tiers.worker_protocol import (
+    Command,
+    Complete,
+    HasRead,
+    InventoryPart,
+    Opened,
+    Read,
+    StateReport,
+    Stored,
+    Write,
+    Wrote,
+)
 from virtual_time_loop import OwnTimeLoop
 
 SPACE = Space(bytes(KEY_BYTES), "test", 16)
-_STATE = TierState(
+STATE = TierState(
     file_bytes=1,
     cap_bytes=1 << 30,
     used_frames=1,
@@ -60,7 +73,7 @@ class Scene:
     def open(self, numbers: Sequence[int], device: int = 0) -> list[InventoryPart]:
         """Reports that a worker has opened its device, and returns the parts that it would report next."""
         rows = (StoredPage(key_of(n), bytes(HISTORY_BYTES), len(content_of(n)), n + 1, 0) for n in numbers)
-        self.devices[device].hear(Opened(1000, _STATE, len(numbers)))
+        self.devices[device].hear(Opened(1000, STATE, len(numbers)))
         ordered = OrderedPages([StoredPages(STORED_PAGES.pack(rows), (SPACE,))])
         return [part for part in ordered.parts() if isinstance(part, InventoryPart)]
 
@@ -272,3 +285,22 @@ def test_a_device_that_hangs_while_engines_only_read_is_named_until_it_answers(
         virtual_time.passes(60.0)
         assert not troubled(scene), "it has nothing to read"
         assert caplog.messages[1:] == ["/d: the disk answers again"]
+
+
+async def test_counters_do_not_fall_with_a_worker_or_a_device(two: Scene) -> None:
+    """The second device, which is removed, has found three damaged pages and written bytes: it counts on."""
+    for damaged in (2, 1):
+        hear_all(two, two.open([], 1), 1)
+        two.devices[1].hear(StateReport(msgspec.structs.replace(STATE, damaged=damaged)))
+        two.devices[1].note()
+        two.devices[1].ended(two.slots[1], "its worker was killed")
+        two.slots[1] = two._start(two.devices[1])
+    two.devices[1].device_bytes, two.devices[1].supervisor.restarts = 4096, 5
+    two.devices[1].note()
+    before = two.tier.work().report
+    assert (before.damaged, before.device_bytes, before.restarts) == (3, 4096, 5)
+    two.tier.follow(DiskOptions(path=(Path("/d"),), size=(1 << 30,), write="through"))
+    await loop_clock.give_way()
+    await loop_clock.give_way()
+    after = two.tier.work().report
+    assert len(after.devices) == 1 and (after.damaged, after.device_bytes, after.restarts) == (3, 4096, 5)
