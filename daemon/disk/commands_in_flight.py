@@ -54,6 +54,11 @@ class CommandsInFlight:
         return len(self._writes)
 
     @property
+    def busy(self) -> bool:
+        """Whether pages are being written or synced, or wait for a sync."""
+        return bool(self) or self.syncing or self.unsynced
+
+    @property
     def pages(self) -> int:
         """The number of pages that are being written."""
         return sum(PAGES_TO_WRITE.count(write.pages) for write in self._writes.values())

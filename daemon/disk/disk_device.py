@@ -91,8 +91,9 @@ class DiskDevice:
 
     @property
     def accepts(self) -> bool:
-        """Whether another batch may be sent to the device."""
-        return self.ready and len(self.commands) < _IN_FLIGHT
+        """Whether another batch may be sent to the device. A worker that was asked to leave ignores it."""
+        leaves = self.supervisor.leaving or self.supervisor.renewing
+        return self.ready and not leaves and len(self.commands) < _IN_FLIGHT
 
     @property
     def paused(self) -> bool:
@@ -103,11 +104,6 @@ class DiskDevice:
     def writing(self) -> bool:
         """Whether pages are being written without trouble."""
         return bool(self.commands) and not self.health.trouble and not self.commands.stalled()
-
-    @property
-    def busy(self) -> bool:
-        """Whether pages are being written or synced, or wait for a sync."""
-        return bool(self.commands) or self.commands.syncing or self.commands.unsynced
 
     def start(self) -> None:
         """Starts the worker."""
@@ -188,11 +184,17 @@ class DiskDevice:
         written counts as unwritten again, whether or not the dead worker committed it. Only then are the requests
         answered that waited for the worker, since an engine that hears of it may ask again at once.
         """
-        self._tier.worker_ends()
         if not self.supervisor.renewing:
             self._opening.give_up()
         self._owner.reap(slot)
         point("disk.reaped")
+        self.close(why)
+        self._tier.reads.lost(self.number)
+        point("disk.lost")
+
+    def close(self, why: str) -> None:
+        """Takes the device out of the index: its worker has ended, or hangs, is removed and not waited for."""
+        self._tier.worker_ends()
         self._owner.disk_close(self.number)
         point("disk.closed")
         self.send, self.ready, self._awaited_until = no_worker, False, 0.0
@@ -201,8 +203,6 @@ class DiskDevice:
         self._tier.write_behind.note_work()
         self.flushes.lost()
         self._tier.backpressure.serve_ready()
-        self._tier.reads.lost(self.number)
-        point("disk.lost")
         self._report_down(why)
 
     def failed(self, why: str) -> None:

@@ -226,7 +226,7 @@ class DiskTier:
         """Ends the worker of a device. Until it has ended, the device keeps its number.
 
         A hung disk may keep the worker alive for long. As long as it lives, it may write into frames that it was
-        granted, so the number, and with it what the index has of the device, goes to no other device.
+        granted, so the number goes to no other device. The tier does not wait for it (`DiskDevice.close`).
         """
         log.info("disk tier in %s: removed, its files stay", device.options.path, extra=event("disk_device_removed"))
         task = self._loop.create_task(self._end(device))
@@ -234,7 +234,7 @@ class DiskTier:
         task.add_done_callback(self._removals.discard)
 
     async def _end(self, device: DiskDevice) -> None:
-        await device.supervisor.retire()
+        await device.supervisor.retire(device.close)
         self._devices.remove(device)
         self._removed += counters_of(device.status.report)
         self._add_missing()

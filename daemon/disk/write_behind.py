@@ -146,7 +146,7 @@ class WriteBehind:
     @property
     def busy(self) -> bool:
         """Whether pages are being written or synced, or wait for a sync."""
-        return any(device.busy for device in self._devices)
+        return any(device.commands.busy for device in self._devices)
 
     def stalled(self) -> str:
         """Returns that a device has not completed a command for long, "" if all have."""

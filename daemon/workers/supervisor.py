@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from pagetier.daemon.common import loop_clock
@@ -116,7 +117,7 @@ class Supervisor:
     @property
     def goes_on(self) -> bool:
         """Whether another worker will follow when this one has ended."""
-        return self._task is not None and not self._task.done()
+        return not self.leaving and self._task is not None and not self._task.done()
 
     async def stop(self, timeout: float) -> bool:
         """Asks the worker to leave, and kills it if it has not ended within `timeout` seconds.
@@ -138,15 +139,17 @@ class Supervisor:
         self._source.close()
         return in_time
 
-    async def retire(self) -> None:
+    async def retire(self, hangs: Callable[[str], None]) -> None:
         """Ends the worker for good, after its commands, and returns when it has ended.
 
-        A disk that hangs may keep a killed worker from dying, for any time. Until then it may access its frames.
+        A disk that hangs may keep a killed worker from dying, for any time. Until then it may access its frames. So
+        `hangs` is called with this reason, and no report of the worker follows.
         """
         self.leaving = True
         if self._worker is not None:
             self._worker.send(Leave())
             self._loop.call_later(LEAVING_S, self._hurry, self._worker)
+            self._loop.call_later(LEAVING_S + _DYING_S, self._let_hang, self._worker, hangs)
         elif self._task is not None:
             self._task.cancel()  # it waits before it starts the next worker
         if self._task is not None:
@@ -165,6 +168,11 @@ class Supervisor:
         """Kills the worker if a hung disk has kept it from leaving."""
         if worker is self._worker:
             worker.kill()
+
+    def _let_hang(self, worker: WorkerProcess, hangs: Callable[[str], None]) -> None:
+        if worker is self._worker:
+            worker.abandon()
+            hangs("its worker cannot end before the disk answers")
 
     def replace(self, why: str) -> None:
         """Kills the worker for this reason. Another one follows."""

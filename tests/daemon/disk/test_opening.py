@@ -287,6 +287,17 @@ def test_a_device_that_hangs_while_engines_only_read_is_named_until_it_answers(
         assert caplog.messages[1:] == ["/d: the disk answers again"]
 
 
+def test_a_device_that_is_not_waited_for_is_closed_while_its_worker_reads(scene: Scene) -> None:
+    hear_all(scene, scene.open(range(6)))
+    scene.tier.reads.ask(Fetch(1, key_of(3), 1.0), lambda _: None)
+    scene.devices[0].close("it hangs")
+    header = scene.owner.header()
+    assert header.disk_pages == 0 and header.used_frames > 0, "the worker may still write into the frames"
+    assert scene.owner.check_integrity() == []
+    scene.devices[0].ended(scene.slots[0], "its worker was killed")
+    assert scene.owner.header().used_frames == 0
+
+
 async def test_counters_do_not_fall_with_a_worker_or_a_device(two: Scene) -> None:
     """The second device, which is removed, has found three damaged pages and written bytes: it counts on."""
     for damaged in (2, 1):

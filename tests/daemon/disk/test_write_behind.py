@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from anonymous_segments import Memory, attach
 from disk_without_workers import disk_tier
 from numbered_pages import GEOMETRY, store
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.commands_in_flight import _IDLE_S
 from pagetier.daemon.disk.disk_device import DiskDevice
 from pagetier.daemon.disk.disk_flush import _ASKED_AGAIN_S
 from pagetier.daemon.disk.write_behind import _RECHECK_S
+from pagetier.daemon.status.disk_report import Standing
+from pagetier.daemon.workers.supervisor import LEAVING_S
+from pagetier.daemon.workers.worker_process import WorkerProcess
 from pagetier.shm import clock
 from pagetier.shm._core import Owner, Session, TierFlag, WriteRule
 from pagetier.shm.page_rows import PAGES_TO_WRITE
-from pagetier.tiers.worker_protocol import Command, Stored, Sync, Synced, Write, Wrote
+from pagetier.tiers.worker_protocol import Command, Leave, Stored, Sync, Synced, Write, Wrote
 from virtual_time_loop import OwnTimeLoop
 
 YEAR_NS = 366 * 86_400 * 10**9
@@ -312,3 +318,96 @@ def test_nothing_is_written_before_each_device_has_said_what_it_has(scene: Scene
     virtual_time.passes(0.1)
     scene.write_behind.tidy()
     assert scene.write_behind.in_flight == 1, "a device that hangs is not waited for"
+
+
+class LeavingWorker:
+    """The worker of a device as its supervisor has it: it ends when the test says so, and not when it is killed."""
+
+    def __init__(self, scene: TwoDevices, device: DiskDevice) -> None:
+        self._scene, self._device = scene, device
+        self.asked: list[Command] = []
+        self.send = self.asked.append
+        self.heard = True
+        self.ended = asyncio.get_running_loop().create_future()
+        device.supervisor._worker = cast("WorkerProcess", self)
+        device.supervisor._task = asyncio.create_task(self._run())
+
+    def kill(self) -> None:
+        """Hangs."""
+
+    def abandon(self) -> None:
+        """Is heard no more."""
+        self.heard = False
+
+    def end(self) -> None:
+        """Ends."""
+        self.ended.set_result(None)
+
+    async def _run(self) -> None:
+        await asyncio.wait([self.ended])
+        self._device.supervisor._worker = None
+        self._device.ended(self._scene.slot, "its worker ended")
+
+
+async def removed_while_it_writes(two: TwoDevices) -> LeavingWorker:
+    """Removes the first device, whose worker has pages to write, by a reload."""
+    two.owner.disk_open(1000, WriteRule.THROUGH, 1)
+    for number in range(4):
+        two.store(number)
+        two.write_behind.tidy()
+    assert min(two.batches()) > 0
+    for device in (two.device, two.other):
+        device.note(standing=Standing.OPEN)
+    worker = LeavingWorker(two, two.device)
+    kept = DiskOptions(path=(Path("/e"),), size=(1 << 30,), write="through", sync=SYNC_S)
+    two.other.options = kept.devices[0]
+    two.tier.follow(kept)
+    await loop_clock.give_way()
+    assert any(isinstance(command, Leave) for command in worker.asked)
+    return worker
+
+
+def saves(two: TwoDevices) -> bool:
+    """Completes all that the second device was asked to do. Returns whether a flush to disk has ended."""
+    two.tier.flush.ask(0)
+    while two.of_other:
+        command = two.of_other[0]
+        if isinstance(command, Write):
+            two.end(two.other, Stored.DONE)
+        else:
+            two.of_other.pop(0)
+            if isinstance(command, Sync):
+                two.other.hear(Synced(command.number, ""))
+    return two.tier.flush.ask(1).synced
+
+
+async def test_a_removed_device_that_hangs_is_not_waited_for(two: TwoDevices) -> None:
+    worker = await removed_while_it_writes(two)
+    assert not saves(two) and not saves(two), "pages are in memory only"
+    await loop_clock.pause(LEAVING_S - 0.1)
+    assert worker.heard and not saves(two)
+    await loop_clock.pause(1.2)
+    saves(two)
+    assert saves(two) and not worker.heard, "the other device has all pages"
+    assert two.owner.unwritten().pages == 0 and two.owner.disk_device(1).pages == 4
+    assert not two.device.expected, "a stop does not wait for it"
+    assert two.tier._devices == [two.device, two.other], "its number stays taken"
+    began = loop_clock.now()
+    await two.tier.stop(100.0)
+    assert loop_clock.now() - began < 5.0
+
+
+async def test_a_removed_device_that_answers_ends_its_commands(two: TwoDevices) -> None:
+    worker = await removed_while_it_writes(two)
+    assert not saves(two)
+    while two.device.commands:
+        two.end(two.device, Stored.DONE)
+    assert two.device.ready and not two.device.accepts, "a worker that leaves ignores commands"
+    two.store(4)
+    assert not saves(two), "its pages are not synced before its worker has ended"
+    worker.end()
+    await loop_clock.pause(0.1)
+    assert two.tier._devices == [two.other]
+    saves(two)
+    assert saves(two)
+    assert two.owner.disk_device(1).pages == 5, "they are in memory, and went to the other device"
