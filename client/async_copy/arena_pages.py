@@ -16,6 +16,7 @@ from pagetier.kernels.layout.tables import row_bytes
 from pagetier.kernels.layout.transfer import Transfer
 from pagetier.shm._core import Pins, Session
 from pagetier.shm.page_rows import PAGE_ENTRIES, PAGE_SERIALS
+from pagetier.shm.retained_arena import RetainedArena
 from pagetier.shm.row_arrays import entries_of, sizes_of
 
 Indices = npt.NDArray[np.intp]
@@ -38,9 +39,10 @@ class Chunk(msgspec.Struct, frozen=True, eq=False):
 
 
 class Source(msgspec.Struct, frozen=True, eq=False):
-    """Pages that are pinned for one load, and their destination. The arena is retained until release()."""
+    """Pages that are pinned for one load, and their destination, until release() or until it is dropped."""
 
     session: Session
+    arena: RetainedArena
     pins: Pins
     transfer: Transfer
     frames: Frames
@@ -54,7 +56,7 @@ class Source(msgspec.Struct, frozen=True, eq=False):
     def release(self) -> None:
         """Unpins the pages and releases the arena."""
         self.pins.release()
-        self.session.release_arena()
+        self.arena.release()
 
 
 def pinned_source(session: Session | None, match: Match | MatchHandle, transfer: Transfer, first: int) -> Source | None:
@@ -70,17 +72,16 @@ def pinned_source(session: Session | None, match: Match | MatchHandle, transfer:
     """
     if session is None:
         return None
-    session.retain_arena()  # before `usable` is read: a session that ends in between stays mapped until release_arena()
-    if session.usable and first >= 0:
-        source = _pinned(session, match, transfer, first)
-        if len(source.frames.table):
-            return source
-        source.pins.release()
-    session.release_arena()
-    return None
+    arena = RetainedArena(session)  # before `usable` is read: a session that ends in between stays mapped
+    if not session.usable or first < 0:
+        return None
+    source = _pinned(session, arena, match, transfer, first)
+    return source if len(source.frames.table) else None
 
 
-def _pinned(session: Session, match: Match | MatchHandle, transfer: Transfer, first: int) -> Source:
+def _pinned(
+    session: Session, arena: RetainedArena, match: Match | MatchHandle, transfer: Transfer, first: int
+) -> Source:
     last = first + len(transfer.slots)
     pins = session.repin(
         Pins, None, PAGE_ENTRIES.part(match.entries, first, last), PAGE_SERIALS.part(match.serials, first, last)
@@ -92,7 +93,7 @@ def _pinned(session: Session, match: Match | MatchHandle, transfer: Transfer, fi
     named = [None if skip else entry for entry, skip in zip(entries.tolist(), skips.tolist(), strict=False)]
     frames = located(session, named, transfer.page_bytes)
     slots = transfer.slots.some(0, len(frames.table))
-    return Source(session, pins, msgspec.structs.replace(transfer, slots=slots), frames)
+    return Source(session, arena, pins, msgspec.structs.replace(transfer, slots=slots), frames)
 
 
 def located(session: Session, entries: Iterable[int | None], page_bytes: int) -> Frames:

@@ -9,7 +9,7 @@ from typing import Final
 
 from pagetier.client.arguments import seconds_of
 from pagetier.client.async_copy.arena_pages import pinned_source
-from pagetier.client.async_copy.job import Counts
+from pagetier.client.async_copy.job import CopyJob, Counts
 from pagetier.client.async_copy.load_job import LoadHandle, LoadingJob
 from pagetier.client.async_copy.store_job import StoreHandle, StoringJob
 from pagetier.client.async_copy.store_resources import StoreResources
@@ -37,6 +37,17 @@ _DEFAULT: Final = CopySettings()
 
 def _nothing(timeout: float) -> bool:
     return True
+
+
+def _canceller(job: CopyJob) -> Callable[[], None]:
+    """Returns a function that cancels the job, which keeps its gate: an interrupted call frees both at once."""
+    weak = weakref.ref(job)
+
+    def cancel() -> None:
+        if (kept := weak()) is not None:
+            kept.cancel()
+
+    return cancel
 
 
 class AsyncCopier:
@@ -117,7 +128,7 @@ class AsyncCopier:
         gate = None if after is None or source is None else EngineEvent(after, source.transfer)
         job = LoadingJob(source, self._cache.cache.layers, self._loaded, gate)
         if gate is not None:
-            gate.lost = job.cancel
+            gate.lost = _canceller(job)
         try:
             if source is not None and not self._loads.submit(job):
                 source.release()
@@ -153,7 +164,7 @@ class AsyncCopier:
         gate = None if after is None else EngineEvent(after)
         job = StoringJob(self._store_resources, keys, self._cache.storing(slots), gate, delay)
         if gate is not None:
-            gate.lost = job.cancel
+            gate.lost = _canceller(job)
         reason = "the copier was created in another process" if self._foreign else self._stores.broken
         try:
             if reason or not self._stores.submit(job):

@@ -107,9 +107,10 @@ class LoadingJob(CopyJob):
             self._give_up(reason)
 
     def device_failed(self, reason: str) -> bool:
-        """Implements CopyJob.device_failed(). The pages stay pinned while the device may still read them."""
+        """Implements CopyJob.device_failed(). The pages stay pinned, and mapped, if the device may still read them."""
         self._give_up(reason)
-        if self._started > self._completed:
+        if self._source is not None and self._started > self._completed:
+            self._source.arena.keep()
             return True
         self._end_if_completed()
         return False

@@ -185,3 +185,20 @@ def test_an_interrupt_in_a_call_of_a_store_ends_no_later_one(
         assert later.stored + later.present == 1, place  # other tests have stored some of these pages
     assert engine.copier.close(PATIENCE_S)
     assert eventually(lambda: empty(daemon))
+
+
+@pytest.mark.parametrize("after", [None, threading.Event()], ids=["at once", "after an event"])
+def test_an_interrupt_in_a_load_leaves_no_arena_and_no_page(
+    daemon: RunningDaemon, after: threading.Event | None
+) -> None:
+    with daemon.client() as client:
+        engine, session = CopyingEngine(client, 1), client.session
+        keys, slots = engine.keys(1, 2), slots_of(2)
+        assert session is not None and engine.copier.store(keys, slots).wait(PATIENCE_S).refused == 0
+        if after is not None:
+            after.set()
+        with client.match(keys) as match:
+            assert len(match) == 2
+            places = sum(1 for _ in each_interrupt(lambda: engine.copier.load(match, slots, after=after).cancel()))
+        assert places > 50 and engine.copier.close(PATIENCE_S)
+        assert session.retire(), "an interrupted load retains the arena"
