@@ -91,7 +91,7 @@ class RegisteredGroups:
         """Copies the pages of a hit into the blocks of all groups.
 
         If the hit continues on disk or in the fleet and the tables have room for it, those pages are read first, and
-        loaded if all of them came in time. The engine must not use the blocks until the call returns.
+        loaded if all of them came in time and have blocks. The engine must not use the blocks until the call returns.
 
         Args:
             match: A match of these groups that is not released.
@@ -227,8 +227,7 @@ class RegisteredGroups:
         """Yields the longer hit if its pages, for which there are blocks, reached memory in time from disk or fleet."""
         most = min(len(table) // _entries(cache) * cache.page_tokens for cache, table in self._with(tables))
         limit, deadline = min(most, match.asked), Deadline(seconds_to_wait(self._client, timeout))
-        session = self._client.session
-        asks = session is not None and session.asks_fleet
+        asks = (session := self._client.session) is not None and session.asks_fleet
         if limit <= match.tokens or not (asks or match.available_tokens > match.tokens):
             yield match
             return
@@ -236,20 +235,25 @@ class RegisteredGroups:
             reader, count = PromptReader(self._client, self._rule.rule), match.matches[0].count_slower
             reader.read(reachable, match.tokens, deadline, count)
         with self._client.find_groups(match.groups, limit) as longer:
-            yield longer if longer.tokens > match.tokens else match
+            has_blocks = all(blocks is not None for blocks in self._blocks(longer, tables))
+            yield longer if longer.tokens > match.tokens and has_blocks else match
 
     def _needed_slots(self, match: GroupMatch, tables: Sequence[_Table]) -> list[SlotMap]:
         """Returns the slots of the pages that the hit needs in each group. Raises ValueError for missing blocks."""
         slots = []
+        for cache, its, blocks in zip(self.caches, match.matches, self._blocks(match, tables), strict=True):
+            if blocks is None:
+                raise ValueError(f"a hit at {match.tokens} tokens needs blocks that the table of {cache!r} lacks")
+            slots.append(cache.slots_of(blocks, len(its)))
+            cache.paged.loading(slots[-1])  # raises before copies of another group begin
+        return slots
+
+    def _blocks(self, match: GroupMatch, tables: Sequence[_Table]) -> Iterator[_Table | None]:
+        """Yields the blocks of the pages that the hit needs in each group; None if the table lacks one."""
         for (cache, table), its, start in zip(self._with(tables), match.matches, match.start_pages, strict=True):
             entries = _entries(cache)
-            needed = table[start * entries : (start + len(its)) * entries]
-            if len(needed) < len(its) * entries or (needed < 0).any():
-                raise ValueError(
-                    f"a hit at {match.tokens} tokens needs blocks that the table of {cache!r} does not have"
-                )
-            slots.append(cache.slots_of(needed, len(its)))
-        return slots
+            blocks = table[start * entries : (start + len(its)) * entries]
+            yield blocks if len(blocks) == len(its) * entries and (blocks >= 0).all() else None
 
     def _with(self, tables: Sequence[_Table]) -> Iterator[tuple[RegisteredGroup, _Table]]:
         return zip(self.caches, tables, strict=True)
@@ -291,5 +295,6 @@ def _stored(cache: RegisteredGroup, asked: GroupKeys, table: _Table, grain: int)
         raise ValueError(f"a table of {len(table)} blocks for {pages} pages of {entries} blocks in {cache!r}")
     blocks = table[: pages * entries].reshape(pages, entries)
     which = [page for page in range(pages) if (blocks[page] >= 0).all() and asked.group.useful(page, grain)]
-    keys = _chosen(asked, which)
-    return keys, cache.slots_of(blocks[which].reshape(-1), len(which))
+    slots = cache.slots_of(blocks[which].reshape(-1), len(which))
+    cache.paged.storing(slots)  # raises before copies of another group begin
+    return _chosen(asked, which), slots

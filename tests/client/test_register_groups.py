@@ -17,6 +17,7 @@ from pagetier.client import (
     FullAttention,
     IncompleteLoadError,
 )
+from pagetier.client.adapters import AsyncCopier
 from running_daemon import RunningDaemon
 
 ARENA = "64MiB"
@@ -103,6 +104,23 @@ def test_a_page_without_a_block_is_not_loaded(engine: HybridEngine) -> None:
             engine.groups.load(hit, [table[:-1] for table in tables(24, 3)])
 
 
+def test_copies_of_no_group_begin_if_those_of_another_cannot(
+    engine: HybridEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller has no handle to wait for a copy that has begun, or to cancel it."""
+    begun: list[str] = []
+    for name in ("load", "store"):
+        monkeypatch.setattr(AsyncCopier, name, lambda *_: begun.append("a copy"))
+    engine.groups.store(engine.prompt, tables(0, 3))
+    full, window, states = tables(24, 3)
+    absent = [full, window, np.where(states < 0, states, BLOCKS)]
+    with pytest.raises(ValueError, match="does not exist"):
+        engine.groups.async_store(engine.prompt, absent)
+    with engine.groups.match(engine.prompt) as hit, pytest.raises(ValueError, match="does not exist"):
+        engine.groups.async_load(hit, absent)
+    assert begun == []
+
+
 def test_a_released_match_loads_nothing(engine: HybridEngine) -> None:
     engine.groups.store(engine.prompt, tables(0, 3))
     hit = engine.groups.match(engine.prompt)
@@ -121,3 +139,14 @@ def test_pages_on_disk_are_loaded_for_all_groups() -> None:
             assert hit.tokens < hit.available_tokens == TOKENS
             assert engine.groups.load(hit, tables(24, 3), timeout=PATIENCE_S) == TOKENS
         assert same(engine, 0, 24, 3)
+
+
+def test_pages_on_disk_without_blocks_do_not_fail_a_load() -> None:
+    """The caller made the tables for the hit in memory: it is loaded, as if there was no disk."""
+    with write_through() as daemon, daemon.client(timeout=PATIENCE_S) as client:
+        engine = HybridEngine(client)
+        engine.groups.store(engine.prompt, tables(0, 3))
+        daemon.push_out(client, engine.groups.keys(engine.prompt)[0].keys)
+        with engine.groups.match(engine.prompt) as hit:
+            assert hit.tokens == 0 and hit.available_tokens == TOKENS
+            assert engine.groups.load(hit, tables(24), timeout=PATIENCE_S) == 0
