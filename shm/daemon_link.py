@@ -74,8 +74,8 @@ class Link:
         self._responses = ResponseBuffer()
         # Reentrant because stop() may be called while this thread collects garbage, and as in RequestSender.
         self._waking, self._reading = threading.RLock(), threading.RLock()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)  # closes itself if there is no eventfd
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._sender = RequestSender(self._socket, self.stop)
         self._stopped = False
         self._detached = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Callable
@@ -37,6 +38,17 @@ def test_a_folder_in_place_of_a_socket_is_named(tmp_path: Path) -> None:
     with pytest.raises(LinkError) as error:
         Link(tmp_path, 5)
     assert str(error.value) == f"{tmp_path}: it is a folder, not a socket: the daemon's may be {tmp_path}/pagetier.sock"
+
+
+def test_a_process_with_too_many_open_files_keeps_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse_socket(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    before = open_descriptors()
+    monkeypatch.setattr(socket, "socket", refuse_socket)
+    with pytest.raises(OSError, match="Too many open files"):
+        Link(Path("s"), 5)
+    assert open_descriptors() == before
 
 
 def test_a_misspelt_variable_is_not_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
