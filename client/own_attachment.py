@@ -198,8 +198,12 @@ def started(owner: object, attachments: dict[int, OwnAttachment], fresh: OwnAtta
 
 def _retire_soon(session: Session) -> None:
     """Ends a session after its running copies, without waiting, even if matches still refer to it."""
-    if not session.retire():
+    if session.retire():
+        return
+    try:
         threading.Thread(target=_retire_in_background, args=(session,), name="pagetier-retire", daemon=True).start()
+    except RuntimeError as error:  # as in _populate_soon()
+        log.debug("cannot unmap the old segments after their last copy, their last match unmaps them: %s", error)
 
 
 def _retire_in_background(session: Session) -> None:

@@ -20,6 +20,7 @@ from eventually import PATIENCE_S, Stopwatch, eventually
 from keyed_pages import assert_exact, found, in_memory, page_of, prompt, store
 from pagetier.client import Client, Match, Outcome
 from pagetier.client.adapters import Part, adopt
+from refused_threads import allow_threads
 from rescued_wait import HOUR_S, rescued_by
 from running_daemon import RunningDaemon
 
@@ -57,6 +58,12 @@ def restart(daemon: RunningDaemon, client: Client, *options: str) -> None:
 def unmapped(daemon: RunningDaemon) -> bool:
     """Returns whether this process has mapped nothing of the daemon's memory."""
     return daemon.name not in Path("/proc/self/maps").read_text()
+
+
+def removed_but_mapped(daemon: RunningDaemon) -> bool:
+    """Returns whether this process has mapped segments of a daemon that has stopped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return any(daemon.name in line and line.endswith("(deleted)") for line in lines)
 
 
 def loads_nothing(client: Client, match: Match) -> bool:
@@ -186,6 +193,21 @@ def test_a_copy_that_runs_at_a_stop_ends_before_the_memory_is_released(daemon: R
     session.release_arena()
     assert eventually(lambda: not session.usable)
     assert loads_nothing(filled, match)
+
+
+def test_a_client_that_may_start_no_thread_attaches_again_beside_a_running_copy(
+    daemon: RunningDaemon, filled: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = filled.session
+    assert session is not None
+    session.retain_arena()  # as a copy does for which this process cannot wait
+    allow_threads(0, monkeypatch)
+    assert daemon.stop() == 0
+    restart(daemon, filled)
+    assert store(filled, KEYS, SIZE).stored == 10 and removed_but_mapped(daemon)
+    session.release_arena()
+    del session
+    assert not removed_but_mapped(daemon), "the copy has ended, and no match is left"
 
 
 def test_a_load_whose_memory_is_released_meanwhile_is_a_miss(filled: Client) -> None:
