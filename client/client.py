@@ -443,10 +443,10 @@ class Client:
     def close(self) -> None:
         """Ends the copies of registered caches, then releases all pins, the mapped memory and the slot.
 
-        May be called again. Afterwards every match is a miss, matches made before can no longer be loaded, and stores
-        are rejected. The call waits for running copies: for those of registered caches and then for the others, each
-        time at most the client's timeout. If they take longer, the memory is released when they end. If no daemon
-        answers, a thread of this process returns the slot as soon as one does.
+        May be called again. Afterwards stores are rejected. Once the memory is released, every match is a miss, and
+        matches made before cannot be loaded. The call waits for it and for running copies: for those of registered
+        caches, then for all else, each time at most the client's timeout. The rest happens in the background. If no
+        daemon answers, a thread of this process returns the slot as soon as one does.
 
         A client that is garbage collected is closed too, without waiting. Closing a client in a forked child does not
         affect the parent.

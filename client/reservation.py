@@ -56,8 +56,8 @@ class Reservation:
 
     After a death before the third stage no match has seen the page: the daemon dooms it, and its frames return.
 
-    Pages are counted from 0 in the order of the keys; len() is the number of keys. Several threads may use a
-    reservation if each page is used by one thread at a time. Dropping it abandons it.
+    Pages are counted from 0 in the order of the keys; len() is the number of keys. One thread at a time may
+    use a reservation. Dropping it abandons it.
 
     Attributes:
         granted: The pages to write: those for which there is memory.
