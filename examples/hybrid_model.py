@@ -26,8 +26,9 @@ def main() -> int:
         if not client.wait_attached(5.0):
             sys.exit("no daemon: start pagetierd first")
         print(*cache.store(range(1024), [blocks, blocks, snapshots]))  # a result for each group
+        others = np.where(snapshots == NO_BLOCK, NO_BLOCK, snapshots + 8)
         with cache.match(range(1024)) as hit:
-            cached = cache.load(hit, [blocks + 64, blocks + 64, snapshots + 8])  # all groups or none
+            cached = cache.load(hit, [blocks + 64, blocks + 64, others])  # all groups or none
     exact = cached == 768 and all(np.array_equal(one[:, 16:48], one[:, 80:112]) for one in (full, window))
     exact &= np.array_equal(states[2], states[10])
     print(f"{cached} of 1024 tokens need no prefill, {'equal' if exact else 'different'}")
