@@ -118,9 +118,12 @@ class DeviceOpening:
         return bytes(self._inventory.flushed), self._inventory.newest
 
     def stalled(self) -> str:
-        """Returns that the worker, which runs, has not opened the device for long; "" if it has."""
+        """Returns that the worker, which runs, has not opened the device for long; "" if it has.
+
+        It may verify, copy or shrink the files, which takes minutes, or the disk may hang: nothing tells which.
+        """
         if self.stage is OpeningStage.STARTED and self.seconds > STALLED_S:
-            return f"the disk has not answered for {self.seconds:.0f} s: it is still being opened"
+            return f"still being opened after {self.seconds:.0f} s: files are verified, or the disk has not answered"
         return ""
 
     def give_up(self) -> None:

@@ -156,7 +156,7 @@ class DiskDevice:
         self.flushes.again(self.begin(drops, newest))
         point("disk.begun")
         self.status.log_open(self.options, self._opening.seconds)
-        self.note(standing=Standing.OPEN, trouble="")  # last: who sees it finds the lines in the log
+        self.note(standing=Standing.OPEN, trouble="")  # last: its lines were given to the log, which a thread writes
 
     def begin(self, drops: bytes, newest: int = 0) -> int:
         """Starts to send commands to a new worker. Pages that the previous worker did not drop are dropped again.

@@ -1,6 +1,6 @@
 """Write-behind: writes the coldest pages to disk before they have to leave memory, and chooses the device of each.
 
-The steps of one batch, in this order:
+How far ahead follows what engines store (`StoreRate`). The steps of one batch, in this order:
 
 1. *Chosen* (`_write_batch`). The index marks each page, takes it off the lists of eviction and reserves frames on the
    device. So the page keeps its frames until step 4, and the device has room for it.

@@ -256,6 +256,16 @@ def test_the_cap_holds_while_the_tier_is_read(scene: Scene) -> None:
         assert usage.used_slots <= usage.slots == frames // 2
 
 
+def test_a_device_that_is_opened_for_long_may_be_verified_or_hang(scene: Scene, virtual_time: OwnTimeLoop) -> None:
+    opening = scene.devices[0]._opening
+    virtual_time.passes(10.0)
+    assert opening.stalled() == ""
+    virtual_time.passes(1.0)
+    assert opening.stalled() == "still being opened after 11 s: files are verified, or the disk has not answered"
+    scene.open([])
+    assert opening.stalled() == ""
+
+
 def troubled(scene: Scene) -> float:
     """Sends what is due, and returns what the metrics say of the first device a second later."""
     scene.tier.tidy()

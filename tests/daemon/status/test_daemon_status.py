@@ -80,7 +80,7 @@ def status_of(devices: list[DeviceReport], tenants: int, fleet: FleetStatus) -> 
 
 @pytest.mark.parametrize("troubles", [0, 1, DISK_DEVICES])
 def test_a_status_of_eight_devices_all_tenants_and_a_fleet_is_published_whole(troubles: int) -> None:
-    trouble = "the disk has not answered for 100 s: it is still being opened"
+    trouble = "still being opened after 100 s: files are verified, or the disk has not answered"
     devices = [device(number, trouble if number < troubles else "") for number in range(DISK_DEVICES)]
     status = status_of(devices, TENANTS, FleetStatus(url="file:///shared", trouble=trouble, found=1 << 63))
     assert status.disk.cap == DISK_DEVICES << 50
