@@ -106,12 +106,9 @@ class LlamaContext:
         return bool(nbytes == out.nbytes)
 
     def set(self, state: State, seq: int) -> bool:
-        """Replaces the state of a sequence. Returns False, and the sequence is empty, if llama.cpp rejects it.
-
-        llama.cpp rejects bytes that are no state, of which 0 are read.
-        """
+        """Replaces the state of a sequence. Returns False, and the sequence is empty, if llama.cpp rejects it."""
         nbytes = self._lib.state_seq_set_data_ext(self._pointer, state.ctypes.data, state.nbytes, seq, Flags.WHOLE)
-        return bool(0 < nbytes == state.nbytes)
+        return bool(0 < nbytes == state.nbytes)  # of bytes that are no state it reads none
 
     def decode(self, token: int, position: int, seq: int) -> None:
         """Computes one token without logits.
