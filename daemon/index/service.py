@@ -68,7 +68,7 @@ from pagetier.shm.slot_locks import new_lock
 log = logging.getLogger(__name__)
 
 _U64 = 1 << 64
-_TIDY_EVERY_S = 0.05
+_TIDY_EVERY_S, _TIDY_AGAIN_S = 0.05, 1.0  # the second one after a failure, which fills the log if it lasts
 _TIDY_MOST = 16384  # of possibly a million open entries of a process, because other requests wait
 _FIRST_SAVE, _NEXT_SAVE = (Save, True), (Save, False)  # keys of the scan queue, for a client's first and next requests
 
@@ -271,10 +271,10 @@ class Service:
         return Welcome(slot, self._owner.header().segments_id, self._config.arena.prefault == "populate", extras)
 
     def _tidy(self) -> None:
-        try:
-            self._work()
-        finally:  # what failed once must not end the periodic work, and with it the watchdog's pings
-            self._tidying = self._loop.call_later(_TIDY_EVERY_S, self._tidy)
+        self._tidying = self._loop.call_later(_TIDY_AGAIN_S, self._tidy)  # if a part of it fails now
+        self._work()
+        self._tidying.cancel()
+        self._tidying = self._loop.call_later(_TIDY_EVERY_S, self._tidy)
 
     def _work(self) -> None:
         """Does the periodic work: settles finished, abandoned and expired reservations, and checks the quotas."""
