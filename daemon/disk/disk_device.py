@@ -290,7 +290,7 @@ class DiskDevice:
         self.status.note(stalled or self.health.trouble, **news)
 
     def _report_down(self, why: str) -> None:
-        if self.supervisor.renewing:
+        if self.supervisor.renewing and not self.supervisor.leaving:
             self.note(standing=Standing.RESIZING, trouble="")
             log.info("disk tier closed: %s", why, extra=event("disk_resized"))
             return

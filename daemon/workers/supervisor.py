@@ -74,7 +74,7 @@ class Supervisor:
     Commands and reports pass between the handler and the worker, without the supervisor.
 
     Attributes:
-        leaving: The worker is not restarted when it ends, because the daemon stops.
+        leaving: The worker is not restarted when it ends, because the daemon stops or its device was removed.
         renewing: The worker ends to make way for one with another size.
         restarts: How often the worker was restarted.
         populated: The worker may map all of the arena ahead of use.

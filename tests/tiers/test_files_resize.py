@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from files_store import opened, slots_of
 from pagetier.tiers.base import DoubtError, Outgoing, ReadOutcome
 from pagetier.tiers.capacity import frames_under
+from pagetier.tiers.disk import doubt, file_system
 from pagetier.tiers.frame_files.direct_files import DirectFiles
 from store_pages import FRAME, outcome_of, outgoings
 
@@ -46,17 +48,26 @@ def test_a_page_across_the_new_end_leaves_alone_if_there_is_no_room_to_move_it(t
 def test_pages_that_were_moved_and_could_not_be_synced_are_verified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     capacity, small, large = full_tier(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(DirectFiles, "sync", fail)
-        with pytest.raises(DoubtError, match="could not be synced"):
-            opened(tmp_path, cap_of(capacity - 2 * LARGE))
+    for failing in ((DirectFiles, "sync"), (file_system, "write_atomically")):
+        with monkeypatch.context() as patch:
+            patch.setattr(DirectFiles, "sync", partial(fail_then, patch, failing))
+            with pytest.raises(DoubtError, match="could not be synced"):
+                opened(tmp_path, cap_of(capacity - 2 * LARGE))
+    doubt(tmp_path / "tier")  # as the next disk worker does, also where the disk did not take the doubt
     with closing(opened(tmp_path, cap_of(capacity - 2 * LARGE))) as tier:
         assert "proven sound" in tier.state().opened
         assert {outcome_of(tier, page) for page in (*small[2 * LARGE :], large)} == {ReadOutcome.EXACT}
+
+
+def fail_then(patch: pytest.MonkeyPatch, failing: tuple[object, str], *_: object) -> None:
+    """Fails, and lets another function fail from now on."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    patch.setattr(*failing, fail)
+    fail()
 
 
 def test_a_write_that_fails_while_pages_are_moved_loses_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ class PreallocatedBlocks:
 
     Attributes:
         end: The file has all of its blocks up to this offset.
-        refusal: The error number of the latest allocation that failed; 0 before.
+        refusal: The error number of the latest allocation if it failed, otherwise 0.
     """
 
     def __init__(self, descriptor: int, limit: int) -> None:
@@ -47,7 +47,7 @@ class PreallocatedBlocks:
         if refusal and refusal not in UNSUPPORTED:
             self.refusal = refusal
             return False
-        self.end = self._limit if refusal else end
+        self.end, self.refusal = self._limit if refusal else end, 0
         return True
 
 

@@ -22,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from pagetier.tiers.base import DoubtError
+from pagetier.tiers.base import DoubtError, TierError
 from pagetier.tiers.disk import data_file, file_system
 from pagetier.tiers.disk.file_format import newest_of
 
@@ -107,8 +107,11 @@ class Journal:
             self._write(msgspec.structs.replace(self.state, clean=False, boot=_NO_BOOT))
 
     def distrust(self) -> None:
-        """Makes the next opening verify the files, as after a power loss, whatever else happens in this run."""
-        with self._lock:
+        """Makes the next opening verify the files, as after a power loss, whatever else happens in this run.
+
+        It raises nothing where the disk refuses that: the caller reports the doubt, and the next worker records it.
+        """
+        with self._lock, contextlib.suppress(OSError, TierError):
             self._distrusted = True
             self._write(msgspec.structs.replace(self.state, clean=False, boot=_NO_BOOT))
 
@@ -210,8 +213,8 @@ def _proof(folder: Path, seconds: float) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     with process:
         try:
-            limit = math.ceil(seconds)
-            resource.prlimit(process.pid, resource.RLIMIT_CPU, (limit, limit + 1))  # at the second one it is SIGKILL
+            _, most = resource.prlimit(process.pid, resource.RLIMIT_CPU)
+            resource.prlimit(process.pid, resource.RLIMIT_CPU, (math.ceil(seconds), most))
             yield process
         finally:
             process.kill()
@@ -220,7 +223,8 @@ def _proof(folder: Path, seconds: float) -> Iterator[subprocess.Popen[str]]:
 def _verdict(proof: subprocess.Popen[str], folder: Path) -> str:
     _, said = proof.communicate()
     if proof.returncode == -signal.SIGKILL:
-        raise DoubtError(f"verifying {folder} was interrupted: the next disk worker verifies it")
+        why = f"the process that verifies {folder} was killed, maybe because memory ran out (dmesg)"
+        raise DoubtError(f"{why}: the next disk worker verifies it")
     if proof.returncode == -signal.SIGXCPU:
         return "verifying it takes too long"
     reason = said.strip() or "the verifying process died"

@@ -246,8 +246,7 @@ class DiskStore:
 
     def distrust(self) -> None:
         """Makes the next opening verify each environment."""
-        with contextlib.suppress(OSError):  # the caller reports the failure to the next opening too
-            self._journal.distrust()
+        self._journal.distrust()
 
     def state(self) -> TierState:
         """Returns the state from the files' lengths and the environments' counts.

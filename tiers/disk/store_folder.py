@@ -75,8 +75,8 @@ def prepare(options: Options) -> int:
 
 def open_folder(options: Options, owner: int) -> OpenedFolder:
     """Opens the folder, which the caller has locked with prepare(), by the descriptor `owner`. Raises TierError."""
-    # A file system that is mounted late hides the folder at any moment. So each step that trusts, empties or removes
-    # something insists on the folder that was locked: the files of the other one are nothing of this tier.
+    # A file system that is mounted late hides the folder at any moment. So each step that trusts or removes an
+    # environment insists on the folder that was locked: the files of the other one are nothing of this tier.
     with file_system.converted_errors(options.folder):
         state, why = _read_valid_state(options)
         if state is None or why:

@@ -33,7 +33,7 @@ class DirectFiles:
         limit: The number of slots that there may be.
 
     Attributes:
-        refusal: The error number of the latest allocation that failed; 0 before.
+        refusal: The error number of the latest allocation if it failed, otherwise 0.
         buffered: Whether the file system refuses O_DIRECT, so that frames go through the page cache.
     """
 
@@ -89,7 +89,7 @@ class DirectFiles:
 
     def grow(self, missing: int) -> bool:
         """Allocates at least `missing` more slots. Returns False if the limit or the file system has fewer."""
-        there = self.slots
+        there, self.refusal = self.slots, 0
         if there + missing > self._limit:
             return False
         return self._grow_to(min(self._limit, there + max(missing, self._step))) or self._grow_to(there + missing)

@@ -6,6 +6,7 @@ It is the program of a process of its own, which can be killed, and which dies w
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from lmdb.verify import VerifyError, verify
@@ -27,6 +28,7 @@ def main() -> None:
     """Exits with the fault of the data file that the command line names, after it the process ID of the parent."""
     data, parent = sys.argv[1:]
     die_with_parent()
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)  # the parent limits its processor time
     if os.getppid() != int(parent):  # it was gone before the line above
         sys.exit("the parent process is gone")
     sys.exit(fault(data) or 0)

@@ -124,8 +124,8 @@ class DiskWorker:
 
     def _break(self, error: Exception) -> None:
         """Ends the worker after an unexpected failure; the next worker verifies the tier."""
-        self._tier.distrust()
         self._broken = str(error) if isinstance(error, TierError) else f"{type(error).__name__}: {error}"
+        self._tier.distrust()
         self._channel.end()
 
     def _sync(self, command: Sync) -> Synced:
