@@ -85,11 +85,11 @@ def test_a_tier_is_rebuilt_if_verification_never_ends(tmp_path: Path, monkeypatc
     assert opened(tmp_path / "tier", proof_seconds=0.1)[:2] == ("rebuilt empty: verifying it takes too long", 0)
 
 
-def test_a_verification_that_waits_takes_no_time_of_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    leave(tmp_path / "tier")
-    change_state(tmp_path / "tier", boot="another", clean=False)
-    verify_with("import time; time.sleep(3)", tmp_path, monkeypatch)
-    assert opened(tmp_path / "tier", proof_seconds=0.1)[1] == 60
+def test_a_verification_may_take_longer_by_the_clock_than_its_processor_time(tmp_path: Path) -> None:
+    """Its limit here is rounded up to a second of processor time, and by the clock no process could meet it."""
+    leave(tmp_path)
+    change_state(tmp_path, boot="another", clean=False)
+    assert opened(tmp_path, proof_seconds=1e-6)[1] == 60
 
 
 def test_a_tier_keeps_its_pages_if_the_system_kills_a_verification(
