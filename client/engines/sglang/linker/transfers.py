@@ -108,6 +108,7 @@ class Transfers:
         self._counter, self._ranks, self._streams = counter, ranks, streams
         self._events, self._idle, self._hints = services.events, services.idle, services.hints
         self._opened: ServedGroups | None = None
+        self._failed = False
         self._queued: dict[str, QueuedLoad] = {}
         self._offloads = Offloads()
 
@@ -222,7 +223,7 @@ class Transfers:
         self._counter.reset()
         if not self._offloads.reset():
             log.error("pagetier: stores still read pages that SGLang frees")
-        opened, self._opened = self._opened, None
+        opened, self._opened, self._failed = self._opened, None, False
         self._flushes += 1
         if opened is not None:
             opened.lookups.release()
@@ -238,8 +239,13 @@ class Transfers:
         self._client.close()
 
     def _ready(self) -> ServedGroups | None:
-        if self._opened is None:
-            self._opened = self._open(self._flushes)
+        """Returns the groups; None while the weights are not identified, and after a failure until reset()."""
+        if self._opened is None and not self._failed:
+            try:
+                self._opened = self._open(self._flushes)
+            except Exception:
+                self._failed = True
+                log.exception("pagetier cannot open the caches: nothing is cached until SGLang's cache is flushed")
         return self._opened
 
     def _prepared(self, request: str, transfers: Sequence[Any]) -> QueuedLoad | None:
