@@ -24,13 +24,13 @@ class Sessions:
 
         Args:
             number: The prompt.
-            pages: Its length in pages.
+            pages: Its length in pages; with pairs of tokens it has one more.
             reason: The name of SGLang's reason for the end; "" if the request will go on.
             actions: The payloads of kv_hints by the type of their action.
             session: The ID of the request's session.
         """
         req = request_of(f"request-{number}", number)
-        req.full_untruncated_fill_ids = prompt(salted(number).number, pages * self.spec.page)
+        req.full_untruncated_fill_ids = prompt(salted(number).number, pages * self.spec.page + bool(self.spec.draft))
         req.finished_reason = getattr(schedule_batch, reason)("") if reason else None
         req.priority, req.session_id = None, session
         written = [

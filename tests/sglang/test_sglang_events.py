@@ -201,3 +201,15 @@ def test_what_is_known_of_sessions_reaches_the_daemon() -> None:
         assert is_hinted_by(1, PAGES, "FINISH_LENGTH", {}), engine.log
         assert is_hinted_by(1, PAGES, "FINISH_MATCHED_STR", {}), engine.log
         assert is_hinted_by(1, PAGES, "FINISH_ABORT", {}, "conversation"), engine.log
+
+
+def test_hints_of_pairs_of_tokens_reach_their_pages() -> None:
+    with (
+        DiskDaemon(1024, "256MiB") as daemon,
+        SglangEngine(Spec("mha", 16, draft="side"), daemon.socket) as engine,
+    ):
+        assert engine.insert(1, PAGES) == [1]
+        engine.finish_request(1, PAGES, "FINISH_ABORT", _KEEP)
+        assert eventually(lambda: daemon.snapshot().hints.pages), engine.log
+        hints = daemon.snapshot().hints
+        assert hints.kept_bytes > 0, "a page that does not exist is counted, and not kept"

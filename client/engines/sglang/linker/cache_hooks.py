@@ -93,7 +93,7 @@ def _take_events(events: list[Any], radix_cache: Any) -> Any:
 def _on_release(_: None, radix_cache: Any, req: Any, **__: Any) -> None:
     transfers = _transfers(radix_cache)
     if transfers is not None:
-        transfers.released(req, lambda: _hashes_of(req, radix_cache.page_size))
+        transfers.released(req, lambda: _hashes_of(req, radix_cache))
 
 
 def _release_radix_session(_: int, radix_cache: Any, session_id: str) -> None:
@@ -102,11 +102,12 @@ def _release_radix_session(_: int, radix_cache: Any, session_id: str) -> None:
         transfers.session_closed(session_id)
 
 
-def _hashes_of(req: Any, page: int) -> bytes:
-    """Returns SGLang's hashes of the full pages of a request, 32 bytes each."""
-    tokens = req.full_untruncated_fill_ids
-    key = RadixKey(tokens[: len(tokens) // page * page], req.extra_key, cache_salt=req.cache_salt)
-    return hashes_of(get_storage_hash_str(key, None, page_size=page))
+def _hashes_of(req: Any, radix_cache: Any) -> bytes:
+    """Returns SGLang's hashes of the full pages of a request, 32 bytes each: with EAGLE those of pairs of tokens."""
+    key = RadixKey(req.full_untruncated_fill_ids, req.extra_key, cache_salt=req.cache_salt)
+    key, _ = key.maybe_to_bigram_view(radix_cache.tree_core.is_eagle)
+    page = radix_cache.page_size
+    return hashes_of(get_storage_hash_str(key.page_aligned(page), None, page_size=page))
 
 
 class _CacheHook(NamedTuple):
