@@ -35,8 +35,8 @@ class SglangEngine:
     Args:
         spec: The model and the number of ranks.
         socket: The daemon's control socket.
-        extra: Further settings of pagetier. Of `environment` the ranks have their environment variables, of `flags`
-            further settings of SGLang.
+        extra: Further settings of pagetier. Of `environment` the ranks have their environment variables, of
+            `environments` single ranks by their number, of `flags` further settings of SGLang.
     """
 
     def __init__(self, spec: Spec, socket: Path, **extra: Any) -> None:
@@ -148,6 +148,7 @@ def _serve(pipe: Connection, arguments: RankArguments, log: Path) -> None:
     logging.basicConfig(filename=log, level=logging.INFO, force=True)
     target: Any = None
     os.environ.update(arguments.extra.pop("environment", {}))
+    os.environ.update(arguments.extra.pop("environments", {}).get(arguments.rank, {}))
     with suppress(EOFError, BrokenPipeError):
         while True:
             try:

@@ -150,3 +150,16 @@ def test_an_engine_that_is_not_supported_is_served_without_a_cache(tmp_path: Pat
         engine.reset()
         assert engine.restore(1, _PAGES) == _COMPUTED[:1]
         assert engine.log.count(f"pagetier caches nothing: {line}") == 1, engine.log
+
+
+@pytest.mark.parametrize("alone", [0, 1])
+def test_a_rank_that_cannot_cache_alone_is_served_with_the_others(alone: int) -> None:
+    """The ranks neither wait for each other at the start, nor do some keep pages whose offloads others do not begin."""
+    wrong = {alone: {"PAGETIER_COPY_CONFIG": "/nowhere/copy.toml"}}
+    with RunningDaemon("16MiB", "4KiB") as daemon, SglangEngine(_SPEC, daemon.socket, environments=wrong) as engine:
+        assert engine.insert(1, _PAGES) == [0, 0]
+        is_sound(engine, engine.restore(1, _PAGES))
+        engine.reset()
+        assert engine.restore(1, _PAGES) == _COMPUTED
+        for line in ("/nowhere/copy.toml: cannot be read", "another rank of this engine cannot cache anything"):
+            assert engine.log.count(f"pagetier caches nothing: {line}") == 1, engine.log

@@ -60,13 +60,11 @@ class PagetierLinker(UnifiedCacheLinker, ReportsBatches):
         self.pools: dict[PoolName, Any] = {}
         self.transfers: Transfers | None = None
         try:
-            from pagetier.client.engines.sglang.linker.setup import (
-                open_transfers,  # may fail with another version of SGLang
-            )
+            # may fail with another version of SGLang
+            from pagetier.client.engines.sglang.linker.setup import LinkerParts, open_transfers
 
-            transfers, pools = open_transfers(
-                server_args, params, components, extra_config or {}, self.layer_done_counter, forward_stream
-            )
+            parts = LinkerParts(server_args, params, components, self.layer_done_counter, forward_stream)
+            transfers, pools = open_transfers(parts, extra_config or {})
         except Exception as error:  # noqa: BLE001  SGLang serves without a cache
             log_unsupported(log, error)
             return

@@ -33,6 +33,7 @@ from pagetier.client.engines.sglang.linker.reading import Reading
 from pagetier.client.engines.sglang.linker.released_hints import ReleasedHints
 from pagetier.client.engines.sglang.linker.transfers import RankServices, ServedGroups, Streams, Transfers
 from pagetier.client.engines.sglang.pools.device_pools import DevicePool, device_pools, require_replicas
+from pagetier.client.engines.unsupported import UnsupportedError
 from pagetier.client.engines.weights import ModelIdentity
 from pagetier.client.load_or_compute import LoadOrCompute, load_modes
 from pagetier.client.registration import paged_cache_of
@@ -41,38 +42,66 @@ from pagetier.kernels.config.settings_file import load_settings
 log = logging.getLogger("pagetier.sglang")
 
 
-def open_transfers(
-    server: Any, params: Any, components: Any, extra: Mapping[str, Any], counter: LayerCounter, forward_stream: Any
-) -> tuple[Transfers, tuple[DevicePool, ...]]:
-    """Returns the transfers of this rank and the pools that they serve. All ranks call it.
+class LinkerParts(msgspec.Struct, frozen=True, eq=False):
+    """What SGLang and its linker have on a rank.
 
-    Args:
+    Attributes:
         server: SGLang's ServerArgs.
         params: SGLang's CacheInitParams.
         components: The components of SGLang's tree.
-        extra: The settings.
         counter: The counter of SGLang's pools.
         forward_stream: The stream on which the model writes its caches; None for the current stream.
+    """
+
+    server: Any
+    params: Any
+    components: Any
+    counter: LayerCounter
+    forward_stream: Any
+
+
+def open_transfers(parts: LinkerParts, extra: Mapping[str, Any]) -> tuple[Transfers, tuple[DevicePool, ...]]:
+    """Returns the transfers of this rank and the pools that they serve, on all ranks or on none. All ranks call it.
+
+    Args:
+        parts: What the rank has.
+        extra: The settings.
 
     Returns:
         The transfers and the pools.
 
     Raises:
-        UnsupportedError: Something is not supported.
+        UnsupportedError: Something is not supported, here or on another rank.
         LayoutError: The tensors of a pool do not fit the model.
         SettingsError: The file of copy settings is wrong.
         ValueError: A setting is wrong.
     """
-    settings = read_settings(extra)
+    require_known(parts.params)
+    ranks = Ranks(parts.params)
+    own_salt = ranks.of_first(token_hex(16))
+    # From here on a rank may fail alone. The others would wait for the offloads that it does not begin.
+    try:
+        transfers, pools = _opened(parts, extra, ranks, own_salt)
+    except Exception:
+        ranks.agree(here=False)
+        raise
+    if not ranks.agree(here=True):
+        transfers.close()
+        raise UnsupportedError("another rank of this engine cannot cache anything: its own line says why")
+    return transfers, pools
+
+
+def _opened(
+    parts: LinkerParts, extra: Mapping[str, Any], ranks: Ranks, own_salt: str
+) -> tuple[Transfers, tuple[DevicePool, ...]]:
+    """Does what open_transfers() does on this rank alone. `own_salt` is the same on all ranks."""
+    settings, params = read_settings(extra), parts.params
     load_settings()  # the copiers read them later, where an error could not be reported once
-    require_known(params)
-    ranks = Ranks(params)
-    facts = msgspec.structs.replace(engine_facts(server, params), tokens=ranks.tokens)
-    pools = device_pools(params, heads_of(facts), partial(described_pools, params, components), ranks.tokens[1])
+    facts = msgspec.structs.replace(engine_facts(parts.server, params), tokens=ranks.tokens)
+    pools = device_pools(params, heads_of(facts), partial(described_pools, params, parts.components), ranks.tokens[1])
     if params.attn_cp_size > 1:
         require_replicas(pools)
     engine = ServedEngine(facts, pools, [paged_cache_of(pool.group, ranks.shard) for pool in pools])
-    own_salt = ranks.of_first(token_hex(16))
     attachment_log = AttachmentLog(log, settings.origin)
     client = open_client(settings, attachment_log, ranks.number)
     prefetch = PrefetchThread(client)
@@ -96,10 +125,10 @@ def open_transfers(
 
     weights = weights_thread(facts, settings, identified)
     wait_for_weights(weights, ranks.number)
-    streams = _streams(engine.paged[0].cache.device, forward_stream)
+    streams = _streams(engine.paged[0].cache.device, parts.forward_stream)
     own = _services(ranks.number, facts, params, client, settings, prefetch)
     services = msgspec.structs.replace(own, batches=reading.batches if reading is not None else None)
-    return Transfers(client, opened, services, counter, ranks, streams), pools
+    return Transfers(client, opened, services, parts.counter, ranks, streams), pools
 
 
 def _reading(client: Client, thread: PrefetchThread, settings: LinkerSettings) -> Reading:
