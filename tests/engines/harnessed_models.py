@@ -101,7 +101,7 @@ def assert_engine_keeps_nothing(engine: HarnessedEngine, daemon: RunningDaemon) 
     pool.null_block.ref_cnt = 0  # vLLM increments it and never decrements it
     harness().assert_scheduler_empty(engine.scheduler)
     assert pool.get_num_free_blocks() == engine.blocks - 1
-    assert not engine.half._tracked and not len(engine.half._arriving)
+    assert not engine.half._tracked and not len(engine.half._arriving) and not len(engine.half.loaded_first)
     assert len(engine.half.gpu_pages or ()) < engine.blocks
     assert not any(slot.pins for slot in daemon.slots() if slot.name != "disk tier")
     engine.scheduler.shutdown()

@@ -258,6 +258,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler = half = pending.open()
             half.stores, half.caches_sessions = self._directions.stores, _caches_sessions(self._config, self._groups)
             half.trusts_hits = half.caches_sessions or not self._had_sessions
+            half.loaded_first.is_needed = not _reaches_loaded()
 
     def on_new_request(self, request: Any) -> None:
         """Reads pages on disk and in the fleet while a request waits for its turn."""
@@ -276,9 +277,11 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         if (half := self._scheduler) is None or half.sleeps(request, num_computed_tokens):
             return (0 if half is None else None), False
         half.expect(request, num_computed_tokens)
-        if getattr(request, "skip_reading_prefix_cache", False) or not self._directions.loads:
-            return 0, False
-        tokens = half.matched(request, num_computed_tokens)
+        if half.loaded_first.decide_wait(request.request_id):
+            return None, False
+        loads = self._directions.loads and not getattr(request, "skip_reading_prefix_cache", False)
+        tokens = half.matched(request, num_computed_tokens) if loads else 0
+        half.loaded_first.answered(request.request_id, tokens)
         return tokens, bool(tokens)
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
@@ -355,6 +358,13 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> PagetierMetrics:
         """Returns the counters for /metrics."""
         return PagetierMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+
+def _reaches_loaded() -> bool:
+    """Returns whether vLLM looks at requests that hold blocks before it looks at other waiting ones, as 0.32 does."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    return "kv_holding_waiting" in Scheduler.__init__.__code__.co_names
 
 
 def _caches_sessions(config: Any, groups: Any) -> bool:

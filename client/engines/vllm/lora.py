@@ -6,6 +6,7 @@ vLLM's hashes contain only the name of an adapter, which may mean other weights 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from secrets import token_hex
@@ -14,6 +15,8 @@ from typing import Any
 import msgspec
 
 from pagetier.client.engines.file_digests import ChangedError, FileDigests
+from pagetier.client.engines.vllm.namespace import with_adapter
+from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.weights import UnidentifiedError, WeightsSource, files_of, identify
 
 log = logging.getLogger("vllm.pagetier")
@@ -83,6 +86,11 @@ class LoraAdapters:
 def private_name(engine: str, adapter: Any) -> list[object]:
     """Returns a name that no other engine gives to an adapter. `engine` is a text that is unique to this engine."""
     return [engine, adapter.lora_int_id, adapter.lora_name, str(getattr(adapter, "lora_path", ""))]
+
+
+def groups_with(groups: Sequence[PagedGroup], name: list[object]) -> tuple[PagedGroup, ...]:
+    """Returns the groups with the namespaces of an adapter of this name."""
+    return tuple(msgspec.structs.replace(group, namespace=with_adapter(group.namespace, name)) for group in groups)
 
 
 def _require_unchanged(folder: Path, since: int) -> None:

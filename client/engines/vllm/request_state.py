@@ -6,7 +6,8 @@ A request passes through these steps, in which vLLM calls the method of Schedule
    may wait for seconds.
 2. **Looked up** (`matched`), in each step in which vLLM could begin it. The hit is pinned in `found` before vLLM
    allocates blocks for it: what is offered must not be evicted. A request is asked for again later, with nothing
-   pinned, while its pages arrive from disk, from the fleet or for another request.
+   pinned, while its pages arrive from disk, from the fleet or for another request, and while vLLM might not reach
+   requests that are loaded (`LoadedFirst`).
 3. **Allocated** (`allocated`). Pages that are cached already need no store from now on. If vLLM takes the hit, the load
    command is queued. A hit that it does not take is released after 2 seconds.
 4. **Loading**, until all workers have reported. vLLM neither computes the request nor frees its blocks. `found` stays

@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterable, Sequence, Set
 from secrets import token_hex
 from typing import Any, Final
 
-import msgspec
-
 from pagetier.client.client import Client
 from pagetier.client.engines.prefetch_thread import PrefetchThread
 from pagetier.client.engines.vllm.arriving_pages import ArrivingPages, PrefixCache
@@ -17,12 +15,12 @@ from pagetier.client.engines.vllm.events import VllmEvents
 from pagetier.client.engines.vllm.finished_hints import FinishedHints
 from pagetier.client.engines.vllm.gpu_pages import GpuPages
 from pagetier.client.engines.vllm.load_planner import load_command
-from pagetier.client.engines.vllm.lora import LoraAdapters, private_name
+from pagetier.client.engines.vllm.lora import LoraAdapters, groups_with, private_name
 from pagetier.client.engines.vllm.messages import StepCommands
-from pagetier.client.engines.vllm.namespace import PrivateNamespaces, with_adapter
+from pagetier.client.engines.vllm.namespace import PrivateNamespaces
 from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.request_state import NO_TOKENS, LoadedTokens, PinnedHit, RequestState
-from pagetier.client.engines.vllm.steps import NextStep, StepTimes
+from pagetier.client.engines.vllm.steps import LoadedFirst, NextStep, StepTimes
 from pagetier.client.engines.vllm.store_planner import late_store_commands
 from pagetier.client.engines.vllm.tier_reads import ReadLimits, TierReads
 from pagetier.client.keys import Namespace
@@ -46,6 +44,7 @@ class SchedulerHalf:
         page_blocks: vLLM's blocks in a page.
         reads: Reads pages from disk and from the fleet.
         steps: Measures how long the steps of vLLM take.
+        loaded_first: Lets vLLM reach the requests that are loaded.
         gpu_pages: The pages that are stored when they leave vLLM's cache; None to store each when it is computed.
         pool: vLLM's BlockPool; None if vLLM did not offer it.
         adapters: Identifies LoRA adapters; None if their pages are not shared with other engines.
@@ -67,7 +66,7 @@ class SchedulerHalf:
         self._prefetches = PrefetchThread(client)
         self.reads = TierReads(client, self._prefetches, limits)
         self.steps = StepTimes(self.reads.rule)
-        self._arriving = ArrivingPages(prefix_cache)
+        self._arriving, self.loaded_first = ArrivingPages(prefix_cache), LoadedFirst()
         self._tracked: dict[str, RequestState] = {}
         self._next = NextStep(self._tracked)
         self._pins_expire_at = math.inf
@@ -127,6 +126,7 @@ class SchedulerHalf:
             external: The number of tokens to load into them.
         """
         tracked = self._track(request)
+        self.loaded_first.allocated(request.request_id)
         found = tracked.found
         if found is not None and self.gpu_pages is None:
             tracked.mark_stored(found.match.available_tokens)
@@ -147,6 +147,7 @@ class SchedulerHalf:
         if self.events is not None:
             self.events.scheduled(map(self._tracked.get, output.num_scheduled_tokens))
         self._arriving.end_step()
+        self.loaded_first.end_step(output.num_scheduled_tokens)
         if (now := clock.now()) >= self._pins_expire_at:
             self._release_expired(now)
         self.steps.begin(output, self._tracked, now)
@@ -173,10 +174,13 @@ class SchedulerHalf:
                 self._arriving.end_load(request)
                 if tracked.request.is_finished():
                     del self._tracked[request]
+                else:
+                    self.loaded_first.end_load(request)
 
     def finished(self, request: Any, blocks: Sequence[Sequence[int]]) -> bool:
         """Records the end of a request. Returns whether it must keep its blocks until a last store has ended."""
         self._arriving.remove(request.request_id)
+        self.loaded_first.finished(request.request_id)
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
             return False
@@ -262,9 +266,7 @@ class SchedulerHalf:
         if adapter is None:
             return self._groups
         name = self.adapters.name_of(adapter) if self.adapters else private_name(self._engine_id, adapter)
-        return tuple(
-            msgspec.structs.replace(group, namespace=with_adapter(group.namespace, name)) for group in self._groups
-        )
+        return groups_with(self._groups, name)
 
     def _found(self, tracked: RequestState, computed: int) -> PinnedHit | None:
         """Returns the pinned pages of a request, or None while it waits for the disk or the fleet."""

@@ -151,6 +151,54 @@ class NextStep:
         return planned
 
 
+class LoadedFirst:
+    """Lets vLLM's scheduler reach the requests that are loaded, behind a waiting one for which it has too few blocks.
+
+    Without a queue for requests that hold blocks (up to 0.30), such a request ends the look of a step at those that
+    wait. The requests behind it hold the blocks that it lacks, and would never be computed. So once one was refused,
+    vLLM has to ask for all of them again later, until those that are loaded are computed. No other request overtakes
+    the refused one in the meantime.
+
+    Attributes:
+        is_needed: Whether vLLM's scheduler has no such queue.
+    """
+
+    def __init__(self) -> None:
+        self.is_needed = False
+        self._refused: set[str] = set()
+        self._loaded: set[str] = set()
+
+    def __len__(self) -> int:
+        """Returns the number of requests that it knows."""
+        return len(self._refused | self._loaded)
+
+    def decide_wait(self, request: str) -> bool:
+        """Returns whether vLLM must ask for a request again later. It asks for one whose load has failed, too."""
+        return self.is_needed and bool(self._refused and self._loaded) and request not in self._loaded
+
+    def answered(self, request: str, tokens: int | None) -> None:
+        """Records the answer to vLLM, which allocates blocks next. None: it must ask again later."""
+        (self._refused.discard if tokens is None else self._refused.add)(request)
+
+    def allocated(self, request: str) -> None:
+        """Records that a request got blocks."""
+        self._refused.discard(request)
+
+    def end_load(self, request: str) -> None:
+        """Records that a load has ended, successfully or not."""
+        self._loaded.add(request)
+
+    def end_step(self, scheduled: Iterable[str]) -> None:
+        """Records which requests a step computes."""
+        if self._loaded:
+            self._loaded.difference_update(scheduled)
+
+    def finished(self, request: str) -> None:
+        """Forgets a request."""
+        self._refused.discard(request)
+        self._loaded.discard(request)
+
+
 class _Step(msgspec.Struct, frozen=True):
     """A step that was scheduled at `begun`: the tokens of prompts that it computes, and what they attend to.
 
