@@ -1,8 +1,8 @@
-"""Tests that vLLM computes a request whose load has ended, whatever waits before it."""
+"""Tests that vLLM computes a request whose load has ended or failed, whatever waits before it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -82,20 +82,57 @@ def test_a_loaded_request_is_reached_behind_one_of_a_higher_priority(
     assert_nothing_is_left(engine, daemon)
 
 
-def test_a_request_whose_load_failed_is_reached_when_it_gets_its_blocks(daemon: RunningDaemon, client: Client) -> None:
-    """vLLM keeps room for it, in which no other load may begin, and it has none while another one answers."""
-    engine = engine_of("full", daemon, client, BLOCKS)
-    running = engine.submit_prompt("running", range(9000, 9000 + 5 * BLOCK), answer=8 * BLOCK)
+def failed_beside(engine: HarnessedEngine, running: Any, before: Callable[[], Any] = lambda: None) -> Any:
+    """Returns a request whose load has failed, and for which vLLM has too few blocks.
+
+    Args:
+        engine: The engine.
+        running: A request of 5 blocks and an answer of 8.
+        before: Called when the load has begun.
+    """
     while not running.num_output_tokens:
         engine.step()
     failed = loading(engine)
-    first = preferred(engine)
+    before()
     while running.num_output_tokens < 6 * BLOCK:
         engine.step()
     engine.end_loads(fails=True)
     engine.step()
     engine.step()
     assert running.num_output_tokens < running.max_tokens and not failed.num_computed_tokens, "it has room already"
+    return failed
+
+
+def test_a_request_whose_load_failed_is_reached_when_it_gets_its_blocks(daemon: RunningDaemon, client: Client) -> None:
+    """vLLM keeps room for it, in which no other load may begin."""
+    engine = engine_of("full", daemon, client, BLOCKS)
+    running = engine.submit_prompt("running", range(9000, 9000 + 5 * BLOCK), answer=8 * BLOCK)
+    failed = failed_beside(engine, running, lambda: preferred(engine))
+    first = engine.scheduler.requests["preferred"]
     engine.run()
     assert (first.num_output_tokens, failed.num_output_tokens) == (6, 6)
+    assert_nothing_is_left(engine, daemon)
+
+
+def test_a_request_whose_load_failed_is_computed_after_a_reset(daemon: RunningDaemon, client: Client) -> None:
+    """vLLM keeps room for it, beside which a second load of it does not fit."""
+    engine = engine_of("full", daemon, client, BLOCKS)
+    running = engine.submit_prompt("running", range(9000, 9000 + 5 * BLOCK), answer=8 * BLOCK)
+    failed = failed_beside(engine, running)
+    engine.scheduler.reset_prefix_cache(reset_connector=True)
+    engine.groups = engine.worker.groups = engine.half._groups  # with another salt
+    engine.store_elsewhere(failed, len(LARGE))
+    engine.run()
+    assert failed.num_output_tokens == 6
+    assert_nothing_is_left(engine, daemon)
+
+
+def test_a_preempted_request_is_loaded_although_a_load_failed_before(daemon: RunningDaemon, client: Client) -> None:
+    engine = engine_of("full", daemon, client)
+    request = loading(engine)
+    engine.end_loads(fails=True)
+    while not request.num_output_tokens:
+        engine.step()
+    assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert engine.run() >= 2 * BLOCK and request.num_output_tokens == 6
     assert_nothing_is_left(engine, daemon)

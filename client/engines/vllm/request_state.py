@@ -6,8 +6,7 @@ A request passes through these steps, in which vLLM calls the method of Schedule
    may wait for seconds.
 2. **Looked up** (`matched`), in each step in which vLLM could begin it. The hit is pinned in `found` before vLLM
    allocates blocks for it: what is offered must not be evicted. A request is asked for again later, with nothing
-   pinned, while its pages arrive from disk, from the fleet or for another request, and while vLLM might not reach
-   requests that are loaded (`LoadedFirst`).
+   pinned, while its pages arrive from disk, from the fleet or for another request (also see `LoadedFirst`).
 3. **Allocated** (`allocated`). Pages that are cached already need no store from now on. If vLLM takes the hit, the load
    command is queued. A hit that it does not take is released after 2 seconds.
 4. **Loading**, until all workers have reported. vLLM neither computes the request nor frees its blocks. `found` stays
@@ -118,7 +117,7 @@ class RequestState:
         from_memory: The tokens that its first match found in memory; -1 before.
         on_host: The tokens that its first match found in memory or on disk.
         loading: Whether a load is in progress.
-        has_failed: Whether a load failed, so that it is computed.
+        has_failed: Whether a load failed, so that it is computed before another load.
         offered: The number of tokens that vLLM can load, as returned last.
         computed: The number of tokens that vLLM had itself at the last match.
         is_new: Whether it was matched and not computed since.

@@ -256,7 +256,7 @@ class SchedulerHalf:
         tracked = self._track(request)
         tracked.computed = computed
         if before is not None:
-            tracked.counted, tracked.is_new = before.counted, before.is_new
+            tracked.counted, tracked.is_new, tracked.has_failed = before.counted, before.is_new, before.has_failed
         if computed and not self.trusts_hits:
             tracked.exclude()
         return tracked

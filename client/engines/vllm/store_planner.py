@@ -75,7 +75,8 @@ def _exclude_unproven(tracked: Mapping[str, RequestState], output: Any) -> None:
     for name in output.num_scheduled_tokens:
         one = tracked.get(name)
         if one is not None and one.is_new:  # only the first step of a request can follow a load
-            one.is_new = False
+            # vLLM keeps no room for its failed load any more, if it should preempt it.
+            one.is_new = one.has_failed = False
             if one.request.num_computed_tokens > one.computed:
                 one.exclude()
 
