@@ -72,6 +72,24 @@ def test_an_engine_loads_its_own_pages(model: str, daemon: RunningDaemon, client
     assert_nothing_is_left(engine, daemon)
 
 
+@pytest.mark.skipif("recurrent" not in MODELS, reason="several groups need vLLM 0.30")
+def test_a_request_that_begins_within_a_block_is_stored(daemon: RunningDaemon, client: Client) -> None:
+    """vLLM names the hit of its own cache up to the block in which it ends."""
+    engine = engine_of("recurrent", daemon, client, hashed=BLOCK // 2)
+    prompt = list(range(92))
+    engine.submit_prompt("first", prompt, answer=4)
+    engine.run()
+    prompt += range(5000, 5200)
+    engine.submit_prompt("second", prompt, answer=4)
+    (begun,) = engine.step().scheduled_new_reqs
+    assert begun.num_computed_tokens % BLOCK, "its hit ends with a block"
+    engine.run()
+    assert engine.scheduler.reset_prefix_cache()
+    engine.submit_prompt("third", prompt, answer=4)
+    assert engine.run() == len(prompt) // BLOCK * BLOCK
+    assert_nothing_is_left(engine, daemon)
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_answers_are_stored(model: str, daemon: RunningDaemon, client: Client) -> None:
     engine = engine_of(model, daemon, client)

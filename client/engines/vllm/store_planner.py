@@ -70,14 +70,17 @@ def _exclude_unproven(tracked: Mapping[str, RequestState], output: Any) -> None:
     """Stops storing requests for which another connector loads tokens in the step that computes others of them.
 
     vLLM learns only after the step that such a load has failed, when its pages would have been stored. Loads that end
-    before the request is computed are reported, and what failed is computed again.
+    before the request is computed are reported, and what failed is computed again. From 0.30 on, vLLM says whether a
+    step has such a load. Without one, a request has more tokens than vLLM has said because its own hit ends within a
+    block.
     """
+    loads = getattr(output, "has_sync_kv_loads", True)
     for name in output.num_scheduled_tokens:
         one = tracked.get(name)
         if one is not None and one.is_new:  # only the first step of a request can follow a load
             # vLLM keeps no room for its failed load any more, if it should preempt it.
             one.is_new = one.has_failed = False
-            if one.request.num_computed_tokens > one.computed:
+            if loads and one.request.num_computed_tokens > one.computed:
                 one.exclude()
 
 

@@ -23,6 +23,8 @@ from pagetier.shm.protocol import Prompt
 from running_daemon import namespace
 from vllm_steps import PAGE, hashed, request, step
 
+LOADS, LOADS_NOTHING = {"has_sync_kv_loads": True}, {"has_sync_kv_loads": False}  # what vLLM says from 0.30 on
+
 
 def group(kind: Group, hashes: int = 1, *, strong: bool = True) -> PagedGroup:
     return PagedGroup(kind, namespace(kind.page_tokens, group=repr(kind)), hashes, strong)
@@ -218,12 +220,12 @@ def test_a_session_may_temporarily_have_fewer_hashes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loaded_here", "reported", "stores"),
-    [(0, False, 4), (8, True, 4), (8, False, 0)],
-    ids=["nothing loaded", "load reported", "load in the step that computes"],
+    ("loaded_here", "reported", "said", "stores"),
+    [(0, False, {}, 4), (8, True, {}, 4), (8, False, {}, 0), (8, False, LOADS, 0), (8, False, LOADS_NOTHING, 4)],
+    ids=["nothing loaded", "load reported", "load in the step that computes", "and vLLM says so", "vLLM's own hit"],
 )
 def test_pages_are_not_stored_in_the_step_in_which_another_connector_loads(
-    loaded_here: int, reported: bool, stores: int
+    loaded_here: int, reported: bool, said: dict[str, bool], stores: int
 ) -> None:
     one = tracked(FullAttention(PAGE), tokens=16, computed=loaded_here, table=[11, 12, 13, 14])
     one.computed, one.is_new = 0, True
@@ -232,6 +234,7 @@ def test_pages_are_not_stored_in_the_step_in_which_another_connector_loads(
     output = step(16 - loaded_here)
     output.scheduled_new_reqs = []
     output.scheduled_cached_reqs = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
+    vars(output).update(said)
     take_blocks({"one": one}, output)
     assert sum(len(blocks) for _, blocks in planned_stores(one, output)) == stores
     assert one.is_excluded == (not stores)
