@@ -153,6 +153,7 @@ class HarnessedEngine:
         begun: The requests whose load began in the last step.
         just_loaded: The requests whose load ended in the last step, as the scheduler knows.
         loaded_pages: The number of pages of all load commands.
+        worker_steps: The worker's connector.
     """
 
     def __init__(
@@ -194,7 +195,7 @@ class HarnessedEngine:
             for first in range(0, len(self.groups), len(layers))
         ]
         self.worker = self.workers[0]
-        self._worker_steps = WorkerSteps(config, self.connector._groups)
+        self.worker_steps = WorkerSteps(config, self.connector._groups)
         self.stored: set[str] = set()
         self.loaded: dict[str, bool] = {}
         self.invalid: set[int] = set()
@@ -237,8 +238,9 @@ class HarnessedEngine:
         zeroed = getattr(output, "new_block_ids_to_zero", None) or ()
         copies = getattr(output, "kv_cache_block_copies", None) or ()
         pairs = [(copy.src_block_id, copy.dst_block_id) for copy in copies]
-        commands = self._worker_steps.begun(output)
+        commands = self.worker_steps.begun(output)
         for worker in self.workers:
+            worker.begin_stores(self.worker_steps.late_stores)
             worker.step(commands, zeroed, computed, pairs)
         self.begun = [load.request for load in commands.loads]
         self.loaded_pages += sum(len(group.blocks) for load in commands.loads for group in load.groups)

@@ -169,6 +169,25 @@ def test_the_last_page_of_an_answer_is_stored_when_it_ends(model: str, daemon: R
     assert_nothing_is_left(engine, daemon)
 
 
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_stage_whose_steps_vllm_does_not_finalize_stores(
+    model: str, lag: int, daemon: RunningDaemon, client: Client
+) -> None:
+    """With drafts vLLM's V1 model runner finalizes only the steps of the last stage of a pipeline."""
+    engine = engine_of(model, daemon, client, 60, lag=lag)
+    engine.worker_steps.finalizes = False
+    engine.submit(1, 60, answer=150)
+    engine.submit(2, 156, answer=5)  # with lag, its last page has a key when it has ended, while the other is computed
+    while len(engine.scheduler.requests) == 2:
+        engine.step()
+    engine.end_stores()
+    engine.submit(3, 156, answer=100)
+    engine.run()
+    assert engine.worker.planned_stores >= (210 + 160 + 256) // BLOCK - 1
+    assert_nothing_is_left(engine, daemon)
+
+
 @pytest.mark.parametrize("model", (*MODELS, *DRAFTED))
 @pytest.mark.parametrize("state", ["waiting", "loading", "loaded", "computing", "answering"])
 def test_aborted_requests_leave_nothing(model: str, state: str, daemon: RunningDaemon, client: Client) -> None:

@@ -21,6 +21,8 @@ from one_host import MODELS
 from pagetier.client import Client
 from pagetier.client.engines.vllm import worker as worker_module
 from pagetier.client.engines.vllm.connector import PagetierConnector
+from pagetier.client.engines.vllm.connector_metadata import NOTHING_TO_DO, StepMetadata
+from pagetier.client.engines.vllm.messages import StepCommands
 from pagetier.client.engines.vllm.worker import WorkerHalf
 from running_daemon import RunningDaemon
 from vllm_caches import VllmCache, heads_first
@@ -149,4 +151,25 @@ def test_a_sleep_ends_copies_and_forgets_pages(
     engine.groups = engine.worker.groups = engine.half._groups  # with the salt of a reset
     again = engine.submit(1, 100)
     assert engine.run() == 0 and again.is_finished(), "pages of weights that may have been replaced were found"
+    assert_nothing_is_left(engine, daemon)
+
+
+def test_stores_that_vllm_has_not_begun_read_the_cache_before_it_goes(
+    daemon: RunningDaemon, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With drafts vLLM's V1 model runner does not finalize the steps of the first stages of a pipeline."""
+    engine, cache = engine_of("full", daemon, client), heads_first()
+    cache.fill(1)
+    half = half_of(engine, cache, client, monkeypatch)
+    connector: Any = kv_transfer_state.get_kv_transfer_group()
+    stored = [cache.page(block) for block in STORED]
+    connector.bind_connector_metadata(StepMetadata(StepCommands(stores=(store_command(half, 0, STORED),))))
+    connector.unregister_kv_caches()
+    cache.fill(2)
+    connector.restore_kv_caches()
+    connector.handle_preemptions(NOTHING_TO_DO)
+    ends(half)
+    half.load([load_command(half, client, (0, LOADED))])
+    assert not ends(half).failed
+    assert all(same(cache.page(block), page) for block, page in zip(LOADED, stored, strict=True))
     assert_nothing_is_left(engine, daemon)

@@ -173,11 +173,15 @@ class TrueWorker:
         for load in commands.loads:
             self._begin(LoadCommand(load.request, tuple(one for one in load.groups if self._is_own(one.group))))
         self._compute(computed)
-        for store in commands.stores:
-            if self._is_own(store.group):
-                self._store(store)
+        self.begin_stores(commands.stores)
         for reading in self.reading:
             assert self._holds(reading.blocks, reading.page), f"{reading} would be read after it was overwritten"
+
+    def begin_stores(self, stores: Iterable[StoreCommand]) -> None:
+        """Begins the stores of a step that was computed."""
+        for store in stores:
+            if self._is_own(store.group):
+                self._store(store)
 
     def end_stores(self, which: slice) -> set[str]:
         """Completes some stores. Returns the requests whose blocks are no longer needed."""

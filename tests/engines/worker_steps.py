@@ -58,9 +58,15 @@ class WorkerSteps:
     Args:
         config: vLLM's VllmConfig.
         groups: vLLM's KVCacheConfig.
+
+    Attributes:
+        finalizes: Whether vLLM calls wait_for_save() in a step that computes. With drafts, its V1 model runner does so
+            only in the last stage of a pipeline.
+        late_stores: The stores that the last step has begun before it was computed.
     """
 
     def __init__(self, config: Any, groups: Any) -> None:
+        self.finalizes, self.late_stores = True, list[StoreCommand]()
         self._config = config
         self._connector = PagetierConnector(config, KVConnectorRole.WORKER, groups)
 
@@ -74,6 +80,8 @@ class WorkerSteps:
             has_kv_transfer_group=lambda: True,
             get_forward_context=lambda: None,
         ):
+            self._connector.handle_preemptions(output.kv_connector_metadata)
+            self.late_stores, copies.stores = copies.stores, []
             self._run(output)
         return StepCommands(tuple(copies.loads), tuple(copies.stores), copies.written)
 
@@ -82,5 +90,5 @@ class WorkerSteps:
         if not output.total_num_scheduled_tokens:
             steps.kv_connector_no_forward(output, self._config)
             return
-        with steps.maybe_get_kv_connector_output(output):
+        with steps.maybe_get_kv_connector_output(output, defer_finalize=not self.finalizes):
             pass

@@ -21,7 +21,7 @@ from pagetier.client.engines.vllm.connector_metadata import (
     agreed_shapes,
 )
 from pagetier.client.engines.vllm.engine_log import route_logs
-from pagetier.client.engines.vllm.messages import NO_COMMANDS, NOTHING_FINISHED, StepCommands
+from pagetier.client.engines.vllm.messages import NO_COMMANDS, NOTHING_FINISHED, StepCommands, StoreCommand
 from pagetier.client.engines.vllm.metrics import PagetierMetrics, PagetierStats, hit_sources
 from pagetier.client.engines.vllm.namespace import PageShape
 from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler
@@ -88,6 +88,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         self._loaded_groups: tuple[int, ...] = ()
         self._finished = NOTHING_FINISHED
         self._step = NOTHING_TO_DO
+        self._unbegun: tuple[StoreCommand, ...] = ()
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
@@ -117,6 +118,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         Raises:
             RuntimeError: A copy does not end, so that the engine must not sleep.
         """
+        self._store()
         if self._worker is not None:
             self._sleeps = True
             if not self._worker.suspend():
@@ -134,7 +136,13 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         return next(iter(self._unsent), None) if prefill_ranks(self._config.parallel_config) == 1 else None
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
-        """Waits for or cancels the stores that read blocks which this step writes, before the step is computed."""
+        """Waits for or cancels the stores that read blocks which this step writes, before the step is computed.
+
+        With drafts, vLLM's V1 model runner calls wait_for_save() only in the last stage of a pipeline. In the others
+        the stores of the step before begin here.
+        """
+        if self._unbegun:
+            self._store()
         commands: StepCommands = kv_connector_metadata.commands
         if commands.written and self._worker is not None:
             self._worker.end_overwritten_stores(commands)
@@ -149,10 +157,11 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         self._step = connector_metadata
         if connector_metadata is NOTHING_TO_DO:
             return
+        self.handle_preemptions(connector_metadata)
         commands: StepCommands = connector_metadata.commands
+        self._unbegun = commands.stores
         if commands.loads or commands.stores:
             self._use_pages(connector_metadata)
-        self.handle_preemptions(connector_metadata)
         if commands.loads and self._worker is not None and self._worker.on_host:
             self._worker.load(commands.loads)
 
@@ -175,11 +184,12 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self) -> None:
         """Begins the stores of the step, but not of an idle one: up to 0.30 vLLM does not call this then."""
-        if not self._step.idle:
+        if self._unbegun and not self._step.idle:
             self._store()
 
     def _store(self) -> None:
-        if (stores := self._step.commands.stores) and self._worker is not None and self._directions.stores:
+        stores, self._unbegun = self._unbegun, ()
+        if stores and self._worker is not None and self._directions.stores:
             self._worker.store(stores)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
