@@ -123,7 +123,7 @@ def open_worker(config: Any, groups: Any, tensors: Mapping[str, LayerCache], set
         namespace = namespace_of(config, group, _shape(config, number, group, cache), ModelIdentity(), "")
         rank_groups.append(RankGroup(cache, namespace, open_copier(client, cache)))
     first = share.division * len(rank_groups)
-    return WorkerHalf(client, rank_groups, _events(rank_groups), _zeroing(rank_groups, groups), first)
+    return WorkerHalf(client, rank_groups, _events(rank_groups), _zeroing(config, rank_groups, groups), first)
 
 
 def shapes_of(config: Any, groups: Any, worker: WorkerHalf) -> tuple[PageShape, ...]:
@@ -287,11 +287,11 @@ def _events(rank_groups: Sequence[RankGroup]) -> Callable[[], object]:
     return partial(_recorded, device)
 
 
-def _zeroing(rank_groups: Sequence[RankGroup], groups: Any) -> Zeroing:
-    """Returns when blocks are zeroed. On GPUs the model runner zeroes blocks of hybrid models before stores end."""
+def _zeroing(config: Any, rank_groups: Sequence[RankGroup], groups: Any) -> Zeroing:
+    """Returns when blocks of hybrid models are zeroed on a GPU. vLLM's V1 model runner lets stores end first."""
     zeroes = rank_groups[0].cache.cache.device != "cpu" and getattr(groups, "needs_kv_cache_zeroing", True)
-    several = len(groups.kv_cache_groups) > 1
-    return Zeroing.BEFORE_STORES_END if zeroes and several else Zeroing.AFTER_STORES_END
+    before = zeroes and len(groups.kv_cache_groups) > 1 and getattr(config, "use_v2_model_runner", True)
+    return Zeroing.BEFORE_STORES_END if before else Zeroing.AFTER_STORES_END
 
 
 def _recorded(device: str) -> object:

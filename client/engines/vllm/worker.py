@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -32,6 +33,8 @@ from pagetier.shm import clock
 from pagetier.shm.clock import Deadline
 
 _CANCEL_AFTER_S: Final = 0.05  # for stores whose blocks are needed for other content
+_STEP_S: Final = 10.0  # for a step whose stores may not outlive it
+_NAP_S: Final = 0.0002  # between two looks whether it has ended
 _IDLE_S: Final = 0.02  # for all loads of a step that computes nothing, so that their requests are computed together
 _SYNC_LOAD_BYTES: Final = 256 << 20  # bytes per step that a CPU copies sooner than it wakes another thread to copy them
 _CLOSING_S: Final = 5.0
@@ -177,7 +180,8 @@ class WorkerHalf:
             slots = slots_to_store(rank_group.cache, blocks, rank_group.blocks)
             store = rank_group.copier.store(keys, slots, event, self._store_delay)
             self._storing.append(_Storing(store, frozenset(blocks) - {0}, commands))
-        if self._zeroing is Zeroing.BEFORE_STORES_END:  # the next step zeroes blocks before this rank can end stores
+        if self._storing and self._zeroing is Zeroing.BEFORE_STORES_END:
+            _wait_for_step(event)  # the next one zeroes blocks before this rank can end stores
             self._wait_or_cancel(self._storing)
 
     def finished(self, idle: bool) -> Finished:  # noqa: FBT001
@@ -286,3 +290,11 @@ class WorkerHalf:
         for loading in self._loading.values():
             for load in loading.loads:
                 load.wait_ended(deadline.left)
+
+
+def _wait_for_step(event: Any) -> None:
+    """Waits for the event before which no store copies, for a limited time, which CUDA's own wait lacks."""
+    deadline = Deadline(_STEP_S)
+    with suppress(RuntimeError):  # the device has failed, which the engine reports itself
+        while event is not None and not event.query() and not deadline.is_over:
+            clock.sleep(_NAP_S)

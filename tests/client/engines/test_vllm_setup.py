@@ -13,6 +13,7 @@ import pytest
 
 from fake_vllm_config import Config, group, vllm_config
 from pagetier.client.engines.unsupported import UnsupportedError
+from pagetier.client.engines.vllm import setup
 from pagetier.client.engines.vllm.counters import HELP, ConnectorCounters
 from pagetier.client.engines.vllm.draft_model import draft_model_of
 from pagetier.client.engines.vllm.group_kinds import has_every_state, kind_of
@@ -30,6 +31,7 @@ from pagetier.client.engines.vllm.setup import (
     seed_remark,
     warn_of_switch,
 )
+from pagetier.client.engines.vllm.worker import Zeroing
 from pagetier.client.engines.weights import ModelIdentity
 from pagetier.client.groups import ChunkedAttention, FullAttention, Recurrent, SlidingWindow
 from pagetier.kernels.layout.cache_layout import LayoutError
@@ -433,3 +435,22 @@ def test_a_mode_that_leaves_nothing_to_do_is_rejected(role: str, mode: str) -> N
 def transfer_of(role: str) -> SimpleNamespace:
     producer, consumer = role != "kv_consumer", role != "kv_producer"
     return SimpleNamespace(kv_role=role, is_kv_producer=producer, is_kv_consumer=consumer)
+
+
+@pytest.mark.parametrize(
+    ("device", "groups", "zeroes", "config", "zeroing"),
+    [
+        ("cuda:0", 2, True, {"use_v2_model_runner": True}, Zeroing.BEFORE_STORES_END),
+        ("cuda:0", 2, True, {"use_v2_model_runner": False}, Zeroing.AFTER_STORES_END),
+        ("cuda:0", 2, True, {}, Zeroing.BEFORE_STORES_END),
+        ("cuda:0", 2, False, {"use_v2_model_runner": True}, Zeroing.AFTER_STORES_END),
+        ("cuda:0", 1, True, {"use_v2_model_runner": True}, Zeroing.AFTER_STORES_END),
+        ("cpu", 2, True, {"use_v2_model_runner": True}, Zeroing.AFTER_STORES_END),
+    ],
+)
+def test_only_vllms_v2_model_runner_zeroes_blocks_before_stores_end(
+    device: str, groups: int, zeroes: bool, config: dict[str, bool], zeroing: Zeroing
+) -> None:
+    rank_groups: Any = [SimpleNamespace(cache=SimpleNamespace(cache=SimpleNamespace(device=device)))]
+    kv_cache = SimpleNamespace(needs_kv_cache_zeroing=zeroes, kv_cache_groups=[None] * groups)
+    assert setup._zeroing(SimpleNamespace(**config), rank_groups, kv_cache) is zeroing

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from secrets import token_hex
+from unittest import mock
 
 import msgspec
 import pytest
@@ -328,6 +330,49 @@ def test_no_store_is_delayed_if_none_may_outlive_its_step(client: Client, monkey
     worker.store([store_command(worker, 0, BLOCKS_TO_STORE)])
     assert stored_pages(client, worker, 0) == len(BLOCKS_TO_STORE)
     ends(worker)
+
+
+class StepEvent(threading.Event):
+    """Comes while something looks whether it has come, the second time; `waits_for` looks are in vain."""
+
+    waits_for = 1
+
+    def query(self) -> bool:
+        if self.waits_for == 0:
+            self.set()
+        self.waits_for -= 1
+        return self.is_set()
+
+
+def test_stores_that_may_not_outlive_their_step_wait_for_its_end(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU computes it later than the host hands it over."""
+    monkeypatch.setattr(half, "_CANCEL_AFTER_S", 20.0)
+    worker = worker_of(client, heads_first(), salt=token_hex(8), zeroing=Zeroing.BEFORE_STORES_END)
+    worker._event = StepEvent
+    worker.store([store_command(worker, 0, BLOCKS_TO_STORE)])
+    assert stored_pages(client, worker, 0) == len(BLOCKS_TO_STORE)
+    ends(worker)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("the device has failed")])
+def test_stores_of_a_step_that_does_not_end_are_cancelled(
+    error: Exception | None, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(half, "_STEP_S", 0.0)
+    monkeypatch.setattr(half, "_CANCEL_AFTER_S", 0.0)
+    monkeypatch.setattr(StepEvent, "waits_for", -1)
+    worker = worker_of(client, heads_first(), salt=token_hex(8), zeroing=Zeroing.BEFORE_STORES_END)
+    event = StepEvent()
+    if error is not None:
+        monkeypatch.setattr(event, "query", mock.Mock(side_effect=error))
+    worker._event = lambda: event
+    worker.store([store_command(worker, 0, BLOCKS_TO_STORE)])
+    assert all(storing.cancelled for storing in worker._storing)
+    event.set()
+    ends(worker)
+    assert not stored_pages(client, worker, 0)
 
 
 def test_k_and_v_are_not_confused_by_the_shape_of_the_cache(client: Client) -> None:
