@@ -97,6 +97,7 @@ def test_any_sequence_of_requests_leaves_nothing(
         store="on_eviction" if waits else "eager",
     )
     assert (engine.half.gpu_pages is not None) is waits
+    engine.worker_steps.finalizes = seed < 2  # as not in each stage of a pipeline with drafts
     run_any_sequence(engine, numbers, small, clock)
 
 

@@ -30,6 +30,7 @@ class _BegunCopies:
         self.loads: list[LoadCommand] = []
         self.stores: list[StoreCommand] = []
         self.written: frozenset[int] = frozenset()
+        self.computes = False
 
     def use_pages(self, _pages: object) -> None:
         pass
@@ -44,6 +45,7 @@ class _BegunCopies:
         self.loads.extend(loads)
 
     def store(self, stores: Iterable[StoreCommand]) -> None:
+        assert self.computes or not self.written, "a late store begins when those of overwritten blocks have ended"
         self.stores.extend(stores)
 
     def finished(self, _idle: bool) -> Finished:
@@ -81,7 +83,7 @@ class WorkerSteps:
             get_forward_context=lambda: None,
         ):
             self._connector.handle_preemptions(output.kv_connector_metadata)
-            self.late_stores, copies.stores = copies.stores, []
+            self.late_stores, copies.stores, copies.computes = copies.stores, [], True
             self._run(output)
         return StepCommands(tuple(copies.loads), tuple(copies.stores), copies.written)
 
