@@ -63,11 +63,17 @@ static inline pt_ghost *pt_ghost_find(const pt_ghosts *d, uint64_t hash)
     return NULL;
 }
 
+/* Returns whether a record was seen before another one, or is none. Moments wrap around (history.h). */
+static inline bool pt_ghost_is_older(const pt_ghost *one, const pt_ghost *other)
+{
+    return other->seen && (!one->seen || (int32_t)(one->seen - other->seen) < 0);
+}
+
 static inline void pt_ghost_put(pt_ghosts *d, uint64_t hash, pt_ghost page)
 {
     pt_ghost *set = &d->pages[(size_t)pt_ghost_set(d, hash) * PT_GHOST_WAYS];
     pt_ghost *to = pt_ghost_find(d, hash);
     for (uint32_t i = to ? PT_GHOST_WAYS : 0; i < PT_GHOST_WAYS; i++)
-        to = !to || set[i].seen < to->seen ? &set[i] : to;
+        to = !to || pt_ghost_is_older(&set[i], to) ? &set[i] : to;
     *to = page;
 }
