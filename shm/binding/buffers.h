@@ -48,14 +48,12 @@ static bool map_segment(int fd, int protection, mapping *m)
 {
     struct stat info;
     *m = (mapping){NULL, 0};
-    if (fstat(fd, &info) == 0 && info.st_size > 0) {
+    if (fstat(fd, &info) == 0) {
         m->bytes = (uint64_t)info.st_size;
-        m->address = mmap(NULL, m->bytes, protection, MAP_SHARED, fd, 0);
+        m->address = mmap(NULL, m->bytes, protection, MAP_SHARED, fd, 0); /* EINVAL if it is empty */
         if (m->address != MAP_FAILED)
             return true;
         m->address = NULL;
-    } else if (!errno) {
-        errno = EINVAL;
     }
     PyErr_SetFromErrno(PyExc_OSError);
     return false;

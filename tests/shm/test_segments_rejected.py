@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import re
@@ -113,6 +114,21 @@ def test_a_header_with_another_size_of_a_segment_is_rejected(segment_request: Se
     leave_pages(segment_request, 8)
     write_at(path_of(segment_request, "index"), field, bytes(8))
     with pytest.raises(UnfitError, match="offsets in the index are invalid"):
+        take(segment_request)
+    take(fresh(segment_request)).remove()
+
+
+def test_an_empty_segment_is_rejected_for_a_reason_of_its_own(segment_request: SegmentRequest) -> None:
+    """The error of an earlier system call said that a file was missing, or that memory was short for a moment."""
+    empty = os.memfd_create("empty")
+    with contextlib.suppress(FileNotFoundError):
+        os.stat("/nowhere")  # noqa: PTH116  Path.stat() would make other calls
+    with pytest.raises(OSError, match="Invalid argument"):
+        Observer(empty, empty)
+    os.close(empty)
+    leave_pages(segment_request, 3)
+    os.truncate(path_of(segment_request, "locks"), 0)
+    with pytest.raises(UnfitError, match="cannot be mapped: Invalid argument"):
         take(segment_request)
     take(fresh(segment_request)).remove()
 
