@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "../core/daemon/adopt.h"
 
@@ -69,17 +70,18 @@ static void unmap_segment(mapping *m)
 /* Advises huge pages for a large table with random access. It is only advice, so errors do not matter. */
 static void advise_table(const mapping *m) { madvise(m->address, m->bytes, MADV_HUGEPAGE); }
 
-/* Populates [offset, offset + length) of a mapping (MADV_POPULATE_*). Returns None, or
- * raises OSError if memory is short. */
+/* Populates [offset, offset + length) of a mapping (MADV_POPULATE_*), and what lies before it in its first page of the
+ * kernel, which may be larger than the segments' own. Returns None, or raises OSError if memory is short. */
 static PyObject *populate_range(const mapping *m, int how, unsigned long long offset, unsigned long long length)
 {
     int failed;
+    unsigned long long before = offset % (unsigned long long)sysconf(_SC_PAGESIZE);
     if (offset > m->bytes || length > m->bytes - offset) {
         PyErr_SetString(PyExc_ValueError, "the range lies outside the segment");
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    failed = madvise((uint8_t *)m->address + offset, length, how);
+    failed = madvise((uint8_t *)m->address + offset - before, before + length, how);
     Py_END_ALLOW_THREADS
     if (failed)
         return PyErr_SetFromErrno(PyExc_OSError);

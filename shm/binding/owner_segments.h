@@ -292,7 +292,7 @@ static PyObject *owner_serve_events(Owner *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-/* Populates one of `shares` equal shares of a range that begins with a whole page of the kernel. */
+/* Populates one of `shares` equal shares of a range that begins with a whole page. */
 static PyObject *populate_share(const mapping *m, uint64_t from, uint64_t bytes, uint32_t share, uint32_t shares)
 {
     uint64_t pages = (bytes + PT_PAGE - 1) / PT_PAGE;
