@@ -8,7 +8,9 @@ import pytest
 
 from fleet_conformance import StoreConformance
 from fleet_pages import BUFFERS, names_of, opened_fleet
+from hanging_s3 import hanging_s3, refusal
 from pagetier.tiers.base import TierError
+from pagetier.tiers.fleet.object_store import StoreSettings
 from pagetier.tiers.fleet.open_fleet import open_fleet
 from pagetier.tiers.fleet.s3_object_store import S3ObjectStore
 from pagetier.tiers.worker_protocol import FleetOptions
@@ -65,3 +67,23 @@ def test_a_server_that_is_not_there_is_one_line() -> None:
 def test_the_url_for_people_has_no_parameters(options: FleetOptions) -> None:
     with opened_fleet(options) as opened:
         assert opened.fleet.state().url == "s3://pages/hosts"
+
+
+def put(answer: bytes) -> bool:
+    """Returns what the store says of a put that is answered so."""
+    with hanging_s3() as server:
+        endpoint, memory = {"endpoint": server.url.partition("endpoint=")[2]}, memoryview(bytearray(4))
+        store = S3ObjectStore(StoreSettings(netloc="pages", path="", parameters=endpoint, memory=memory, timeout_s=60))
+        server.failing, server.failure = "space/page", answer
+        try:
+            return store.put("space/page", memory)
+        finally:
+            store.close()
+
+
+def test_a_put_that_s3_wants_repeated_is_a_failure_and_no_object_of_another_host(credentials: None) -> None:
+    """The other request may be a delete, or a put that fails."""
+    assert put(refusal("412 Precondition Failed", "PreconditionFailed")) is False
+    for code in ("ConditionalRequestConflict", "OperationAborted"):
+        with pytest.raises(TierError, match=f"pages answered PUT with 409 Conflict, {code}$"):
+            put(refusal("409 Conflict", code))

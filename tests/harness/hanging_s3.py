@@ -16,12 +16,19 @@ _ABSENT: Final = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 _FAILED: Final = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n"
 
 
+def refusal(status: str, code: str) -> bytes:
+    """Returns the answer to a request that S3 refuses with this status and its own code."""
+    body = f"<Error><Code>{code}</Code></Error>"
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
 class HangingS3:
     """An endpoint of an empty bucket.
 
     Attributes:
         hangs: The methods whose requests get no answer.
         failing: A text in the path of requests that fail.
+        failure: The answer to these.
         object_bytes: The length of each object of which HEAD says that it is there; 0: none is there.
         hung: The methods of the requests that got no answer.
     """
@@ -29,6 +36,7 @@ class HangingS3:
     def __init__(self, listener: socket.socket) -> None:
         self.hangs: frozenset[str] = frozenset()
         self.failing = ""
+        self.failure = _FAILED
         self.object_bytes = 0
         self.hung: list[str] = []
         self.url = f"s3://pages/hosts?endpoint=http://127.0.0.1:{listener.getsockname()[1]}"
@@ -55,7 +63,7 @@ class HangingS3:
         if method in self.hangs and not path.endswith("probe"):
             self.hung.append(method)
         elif self.failing and self.failing in path:
-            peer.sendall(_FAILED)
+            peer.sendall(self.failure)
         elif method == "HEAD" and self.object_bytes and not path.endswith("probe"):
             peer.sendall(_FOUND.format(self.object_bytes).encode())
         else:

@@ -22,6 +22,8 @@ _HEADS_AT_ONCE: Final = 64
 _FEW: Final = 64  # names of which each is asked for
 _FIRST_LOOK: Final = 32  # names of a longer chain that are asked for at first
 _PROBE: Final = "probe"
+# To a put at the same time as another one or a delete, of which nothing is known yet: S3 asks for a repetition.
+_CONFLICTS: Final = ("ConditionalRequestConflict", "OperationAborted")
 _PARTS: Final = 16  # of a range of names in which the end of a chain is searched
 
 
@@ -113,7 +115,9 @@ class S3ObjectStore:
         try:
             with self._explained():
                 self._obstore.put(self._bucket, name, data, mode="create", use_multipart=False)
-        except self._there:
+        except self._there as error:
+            if code_of(error) in _CONFLICTS:
+                raise TierError(explanation(self._name, error, os.environ)) from error
             return False
         return True
 
