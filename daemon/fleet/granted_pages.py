@@ -32,9 +32,7 @@ class Page(msgspec.Struct, frozen=True):
 
 
 def granted_pages(asked: Reserve, answer: Reserved) -> Iterator[Page]:
-    """Yields the pages that were granted to the writer of part 0, in their order: ranks do not count twice."""
-    if asked.part:
-        return
+    """Yields the pages that were granted, in their order."""
     space = msgspec.structs.replace(asked.space, name=printable(asked.space.name))
     for page, granted in zip(PAGE_REQUESTS.read(asked.pages), PAGE_ANSWERS.read(answer.pages), strict=True):
         if granted.outcome == ReserveOutcome.GRANTED:

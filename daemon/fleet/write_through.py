@@ -123,13 +123,15 @@ class WriteThrough:
         self.counts.waiting = sum(bool(page.why) for pages, _ in self._writing.values() for page in pages)
 
     def note(self, request: Reserve, answer: Reserved, nbytes: int) -> None:
-        """Queues what a reservation granted, as far as it fits.
+        """Queues what a reservation granted to the writer of part 0, as far as it fits: ranks do not count twice.
 
         Args:
             request: The request.
             answer: The answer to it.
             nbytes: The bytes of the pages that it granted.
         """
+        if request.part:
+            return
         room = max(_LEAST_QUEUE, int(_QUEUE_S * self._speed)) - self.queued_bytes
         taken = min(nbytes, max(0, room))
         self.queued_bytes += taken

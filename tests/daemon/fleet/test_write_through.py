@@ -100,6 +100,12 @@ def test_what_does_not_fit_is_dropped_from_the_tail(queue: Queue) -> None:
     assert queue.writes.counts.dropped == 4 + 3 + 2 and queue.writes.queued_bytes == 0
 
 
+def test_ranks_take_no_room_for_a_page_twice(queue: Queue) -> None:
+    for part in reversed(range(8)):
+        queue.store("abcd", size=64 * MIB, part=part)
+    assert queue.after(1.0) == ["a", "b"] and queue.writes.counts.dropped == 0
+
+
 def test_a_queue_that_is_not_sent_is_bounded(queue: Queue) -> None:
     for _ in range(1000):
         queue.store("abcd", size=16 * MIB)
