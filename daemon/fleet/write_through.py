@@ -169,9 +169,11 @@ class WriteThrough:
         if len(report.stored) != len(pages):
             raise ProtocolError("a report on pages without a write command")
         now = loop_clock.now()
-        done = sum(page.size for page, stored in zip(pages, report.stored, strict=True) if stored == Stored.DONE)
+        done, failed = (_bytes_of(pages, report.stored, result) for result in (Stored.DONE, Stored.FAILED))
         self.counts.stored_bytes += report.disk_bytes
-        self._allowed += max(0, done - report.disk_bytes) if self.rate else 0  # what compression saved was charged, too
+        if self.rate:  # what the fleet had, what was not tried and what compression saved was charged, too
+            charged = sum(page.size for page in pages)
+            self._allowed += max(0, charged - failed - report.disk_bytes)
         if done:
             speed = done / max(1e-6, now - began)
             self._speed = speed if not self._speed else 0.8 * self._speed + 0.2 * speed
@@ -271,6 +273,11 @@ class WriteThrough:
     def _drop(self, pages: int, nbytes: int) -> None:
         self.counts.dropped += pages
         self.counts.dropped_bytes += nbytes
+
+
+def _bytes_of(pages: list[Page], stored: bytes, result: Stored) -> int:
+    """Returns the bytes of the pages with this result."""
+    return sum(page.size for page, ended in zip(pages, stored, strict=True) if ended == result)
 
 
 def _command(number: int, pages: list[Page]) -> Write:

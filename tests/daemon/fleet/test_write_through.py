@@ -136,6 +136,17 @@ def test_what_compression_saves_is_not_charged(queue: Queue) -> None:
     assert queue.after(0.75) == ["e"]
 
 
+@pytest.mark.parametrize("unsent", [Stored.PRESENT, Stored.GONE, Stored.SKIPPED])
+def test_what_is_not_sent_is_not_charged(queue: Queue, unsent: Stored) -> None:
+    queue.writes.rate = MIB
+    queue.store("abcd", size=MIB)
+    assert queue.after(1.0) == ["abcd"]
+    queue.answer(Stored.FAILED, unsent, unsent, unsent)
+    queue.writes.drop_all()
+    queue.store("e", size=MIB)
+    assert queue.after(0.75) == ["e"]
+
+
 def test_what_was_written_without_a_rate_is_not_charged_later(queue: Queue) -> None:
     for name in "abc":
         queue.store(name, size=16 * MIB)
