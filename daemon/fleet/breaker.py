@@ -60,6 +60,10 @@ class Breaker:
             self.is_open, self.opened_at, self._probe_at = True, now, now + self._pause
             self.openings += 1
 
+    def return_probe(self, now: float) -> None:
+        """Takes note that what was sent as a probe asked nothing: another one is due."""
+        self._probe_at = min(self._probe_at, now)
+
     def take_probe(self, now: float) -> bool:
         """Returns whether a probe is due, and if so, takes it as sent: the pause before the next one is longer."""
         due = self.is_open and now >= self._probe_at

@@ -11,6 +11,7 @@ from pagetier.daemon.common.log_throttle import FaultEvents, FaultLog, LogThrott
 from pagetier.daemon.fleet.breaker import Breaker, Call
 from pagetier.shm import clock
 from pagetier.shm.log_format import event
+from pagetier.tiers.worker_protocol import Stored
 
 log = logging.getLogger("pagetierd.fleet")
 _READ_EVENTS: Final = FaultEvents(log, "fleet_trouble", "fleet_well")
@@ -56,6 +57,13 @@ class FleetHealth:
             breaker.answered(call)
         if breaker.is_open != was_open:
             self._report(breaker, trouble)
+
+    def judge_write(self, stored: bytes, trouble: str) -> None:
+        """Takes note of the results of a write; one whose pages had all left memory asked nothing of the store."""
+        if set(stored) == {Stored.GONE}:
+            self.writes.return_probe(loop_clock.now())
+        else:
+            self.judge(Call.WRITE, trouble)
 
     def answers(self) -> None:
         """Takes note of the answer to a probe, or of a worker that has opened the fleet."""

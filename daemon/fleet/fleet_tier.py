@@ -207,7 +207,7 @@ class FleetTier:
             case HasRead():
                 self._has_read(report)
             case Wrote():
-                self._health.judge(Call.WRITE, self.writes.wrote(report))
+                self._health.judge_write(report.stored, self.writes.wrote(report))
             case worker_protocol.FleetReport():
                 self._log_note(report.state.note)
                 self._note(**_fields(report.state))

@@ -14,6 +14,7 @@ from page_reservations import answer_rows
 from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.log_throttle import MINUTE_S
 from pagetier.daemon.config.remote_options import RemoteOptions
+from pagetier.daemon.fleet.breaker import FAILURES
 from pagetier.daemon.fleet.fleet_health import FleetHealth
 from pagetier.daemon.fleet.fleet_tier import _PATIENCE, FleetTier
 from pagetier.daemon.reads.lower_tier_reads import LowerTierReads
@@ -22,7 +23,7 @@ from pagetier.shm._core import KEY_BYTES, ReserveOutcome, page_requests
 from pagetier.shm.protocol import Reserve, Reserved, Space
 from pagetier.shm.segments import Segments
 from pagetier.tiers.base import FleetState
-from pagetier.tiers.worker_protocol import Command, FleetOpened, FleetReport, GetState, HasRead, Write
+from pagetier.tiers.worker_protocol import Command, FleetOpened, FleetReport, GetState, HasRead, Stored, Write, Wrote
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 STATE = FleetState(url="file:///pages")
@@ -48,6 +49,17 @@ class Fleet:
         self.commands.append(command)
         if self.answers and isinstance(command, GetState):
             asyncio.get_running_loop().call_soon(self.tier.hear, FleetReport(STATE))
+
+    def note_stored(self) -> None:
+        """Notes a page that an engine has stored."""
+        pages = page_requests(os.urandom(KEY_BYTES), struct.pack("<Q", 4096))
+        request = Reserve(1, Space(bytes(KEY_BYTES), "model", 16), 0, 1, pages)
+        granted = answer_rows(bytes([ReserveOutcome.GRANTED]), bytes(4), bytes(8))
+        self.tier.note_stored(request, Reserved(1, granted), 4096)
+
+    @property
+    def writes(self) -> list[Write]:
+        return [command for command in self.commands if isinstance(command, Write)]
 
     async def lives(self, seconds: float) -> None:
         """Lets the daemon take its turns for so long."""
@@ -109,16 +121,28 @@ async def test_a_page_that_cannot_be_read_is_absent_for_ten_seconds(
 async def test_a_worker_that_loses_a_command_is_replaced(segments: Segments, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet(segments, monkeypatch)
     fleet.tier.hear(FleetOpened(STATE))
-    pages = page_requests(os.urandom(KEY_BYTES), struct.pack("<Q", 4096))
-    request = Reserve(1, Space(bytes(KEY_BYTES), "model", 16), 0, 1, pages)
-    granted = answer_rows(bytes([ReserveOutcome.GRANTED]), bytes(4), bytes(8))
-    fleet.tier.note_stored(request, Reserved(1, granted), 4096)
+    fleet.note_stored()
     await fleet.lives(1.0)  # until it is written
-    assert sum(isinstance(command, Write) for command in fleet.commands) == 1
+    assert len(fleet.writes) == 1
     await fleet.lives(fleet.timeout * (_PATIENCE + 1) - 1.0)
     assert not fleet.replaced
     await fleet.lives(1.0)
     assert set(fleet.replaced) == {"did not answer a command for 1 page within 22 s"}
+
+
+async def test_pages_that_have_left_memory_do_not_say_that_the_fleet_takes_pages(
+    segments: Segments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Fleet(segments, monkeypatch)
+    fleet.tier.hear(FleetOpened(STATE))
+    fleet.note_stored()
+    for stored, why in (*[(Stored.FAILED, "full")] * FAILURES, (Stored.GONE, "")):
+        before = len(fleet.writes)
+        while len(fleet.writes) == before:
+            await fleet.lives(TURN_S)
+        fleet.tier.hear(Wrote(fleet.writes[-1].number, bytes([stored]), why, 0))
+    writes = fleet.tier._health.writes
+    assert fleet.tier.writes.counts.failed == 1 and writes.is_open and writes.take_probe(loop_clock.now())
 
 
 async def test_why_there_is_no_fleet_is_logged_once_until_it_opens(
