@@ -22,6 +22,7 @@ from pagetier.shm.protocol import Space
 
 NO_ROOM = "there is no room: drop pages first"
 SKIPPED = "another page of the same write had failed"
+UNTRIED = "an earlier page of the same request failed"
 
 
 class TierError(Exception):

@@ -10,8 +10,10 @@ from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.log_throttle import FaultEvents, FaultLog, LogThrottle
 from pagetier.daemon.fleet.breaker import Breaker, Call
 from pagetier.shm import clock
+from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.log_format import event
-from pagetier.tiers.worker_protocol import Stored
+from pagetier.tiers.base import UNTRIED
+from pagetier.tiers.worker_protocol import HasRead, Stored
 
 log = logging.getLogger("pagetierd.fleet")
 _READ_EVENTS: Final = FaultEvents(log, "fleet_trouble", "fleet_well")
@@ -57,6 +59,12 @@ class FleetHealth:
             breaker.answered(call)
         if breaker.is_open != was_open:
             self._report(breaker, trouble)
+
+    def judge_read(self, report: HasRead) -> None:
+        """Takes note of pages that were read, or not; one that was not tried says nothing of the store."""
+        failed = report.read.count(0) > len(report.damaged) // KEY_BYTES
+        if not (failed and report.reason == UNTRIED):
+            self.judge(Call.READ, report.reason if failed else "")
 
     def judge_write(self, stored: bytes, trouble: str) -> None:
         """Takes note of the results of a write; one whose pages had all left memory asked nothing of the store."""

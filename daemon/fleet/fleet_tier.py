@@ -261,7 +261,7 @@ class FleetTier:
             unread=self.report.unread + done.unread,
             rate=self._rate.rate,
         )
-        self._health.judge(Call.READ, report.reason if report.read.count(0) > len(report.damaged) // 32 else "")
+        self._health.judge_read(report)
 
     def _answered(self, answered: Answered, trouble: str) -> None:
         self._health.judge(Call.QUESTION, trouble)

@@ -15,7 +15,7 @@ from pagetier.shm.failpoints import point
 from pagetier.shm.page_rows import PAGES_TO_FIND
 from pagetier.shm.process import lower_priority
 from pagetier.shm.safe_event import SafeEvent
-from pagetier.tiers.base import FleetState, Incoming, ReadOutcome, ReadResult, TierError
+from pagetier.tiers.base import UNTRIED, FleetState, Incoming, ReadOutcome, ReadResult, TierError
 from pagetier.tiers.fleet.object_fleet import ObjectFleet
 from pagetier.tiers.worker.arena import WorkerArena
 from pagetier.tiers.worker.channel import Channel
@@ -124,7 +124,7 @@ class FleetWorker:
     def _read_one(self, number: int, page: Incoming) -> ReadResult:
         """Reads a page. After the first that failed no other of the same message is read: it would come too late."""
         if number in self._given_up:
-            return ReadResult(ReadOutcome.FAILED, "an earlier page of the same request failed")
+            return ReadResult(ReadOutcome.FAILED, UNTRIED)
         result = self._fleet.read(page)
         if result.outcome is ReadOutcome.FAILED:
             self._given_up.append(number)

@@ -22,7 +22,7 @@ from pagetier.daemon.status.fleet_status import FleetStatus
 from pagetier.shm._core import KEY_BYTES, ReserveOutcome, page_requests
 from pagetier.shm.protocol import Reserve, Reserved, Space
 from pagetier.shm.segments import Segments
-from pagetier.tiers.base import FleetState
+from pagetier.tiers.base import UNTRIED, FleetState
 from pagetier.tiers.worker_protocol import Command, FleetOpened, FleetReport, GetState, HasRead, Stored, Write, Wrote
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
@@ -116,6 +116,20 @@ async def test_a_page_that_cannot_be_read_is_absent_for_ten_seconds(
     began = loop_clock.now()
     absent = fleet.tier.questions.absent
     assert absent.has(key, began + 9.9) and not absent.has(key, began + 10.1)
+
+
+async def test_pages_that_are_not_tried_after_one_that_failed_do_not_close_the_fleet(
+    segments: Segments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One object that cannot be read fails a request of many pages, which are reported in parts."""
+    fleet = Fleet(segments, monkeypatch)
+    monkeypatch.setattr(fleet.tier._reads, "end_pages", lambda *_: SimpleNamespace(nbytes=0, read=0, unread=1))
+    fleet.tier.hear(FleetOpened(STATE))
+    for reason in ("EIO", *[UNTRIED] * FAILURES, "EIO", UNTRIED):
+        fleet.tier.hear(HasRead(0, 0, bytes(1), b"", reason))
+    assert not fleet.tier.report.breaker_open
+    fleet.tier.hear(HasRead(0, 0, bytes(1), b"", "EIO"))
+    assert fleet.tier.report.breaker_open and fleet.tier.report.trouble == "EIO"
 
 
 async def test_a_worker_that_loses_a_command_is_replaced(segments: Segments, monkeypatch: pytest.MonkeyPatch) -> None:
