@@ -87,7 +87,7 @@ class FleetTier:
         self._is_open = False
         self._heard_at = self._asked_at = self._turn_at = 0.0
         self._rate = BusyRate()
-        self.report = FleetStatus(url=options.url)
+        self.report = self._before = FleetStatus(url=options.url)
         self._owner.set_fleet_breaker(1)
 
     def _source(self, socket: Path) -> WorkerSource:
@@ -210,7 +210,7 @@ class FleetTier:
                 self._health.judge_write(report.stored, self.writes.wrote(report))
             case worker_protocol.FleetReport():
                 self._log_note(report.state.note)
-                self._note(**_fields(report.state))
+                self._note(**self._before.with_worker(report.state))
             case FleetOpened() if not self._is_open:
                 self._open(report.state)
             case Complete() | OpenFailed():  # the process keeps the reason of a failure for ended()
@@ -228,7 +228,8 @@ class FleetTier:
         self.writes.lost()
         self._rate.lost()
         self._reads.lost(FLEET)
-        self._note(standing="down", trouble=why)
+        self._note(standing="down", trouble=why, lent_bytes=0)
+        self._before = self.report
         if not self._supervisor.leaving:
             self._health.report_down(why)
 
@@ -245,7 +246,7 @@ class FleetTier:
         self.follow(self._options)
         self._owner.set_fleet_breaker(0)
         log.info("fleet in %s: open", state.url, extra=event("fleet_open"))
-        self._note(standing="open", trouble="", **_fields(state))
+        self._note(standing="open", trouble="", **self._before.with_worker(state))
 
     def _has_read(self, report: HasRead) -> None:
         """Counts what came, and remembers what did not: the fleet may claim for a while that it has it."""
@@ -292,9 +293,3 @@ class FleetTier:
         }
         self.report = msgspec.structs.replace(self.report, **counts, **(state | news))
         self._publish(self.report)
-
-
-def _fields(state: FleetState) -> dict[str, object]:
-    """Returns the fields of the report that the worker's state sets."""
-    names = ("url", "lent_bytes", "damaged", "foreign", "note")
-    return {name: getattr(state, name) for name in names}

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from pagetier.tiers.base import FleetState
+
 
 class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The fleet since the daemon started.
@@ -76,3 +78,13 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
     damaged: int = 0
     foreign: int = 0
     restarts: int = 0
+
+    def with_worker(self, state: FleetState) -> dict[str, object]:
+        """Returns the fields that a worker's state sets, when this was the status before that worker."""
+        return {
+            "url": state.url,
+            "lent_bytes": state.lent_bytes,
+            "note": state.note,
+            "damaged": self.damaged + state.damaged,
+            "foreign": self.foreign + state.foreign,
+        }

@@ -132,6 +132,21 @@ async def test_pages_that_are_not_tried_after_one_that_failed_do_not_close_the_f
     assert fleet.tier.report.breaker_open and fleet.tier.report.trouble == "EIO"
 
 
+async def test_what_workers_count_is_counted_since_the_start_of_the_daemon(
+    segments: Segments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, counted = Fleet(segments, monkeypatch), list[tuple[int, int, int]]()
+    for _ in range(3):
+        fleet.tier.hear(FleetOpened(STATE))
+        fleet.tier.hear(FleetReport(FleetState(url=STATE.url, lent_bytes=4096, damaged=1, foreign=1)))
+        fleet.tier.hear(FleetReport(FleetState(url=STATE.url, lent_bytes=4096, damaged=2, foreign=3)))
+        fleet.tier.ended(0, "killed")
+        fleet.tier.ended(0, "it cannot be opened")
+        counted.append((fleet.tier.report.damaged, fleet.tier.report.foreign, fleet.tier.report.lent_bytes))
+        fleet.tier.started(0, fleet.send)
+    assert counted == [(2, 3, 0), (4, 6, 0), (6, 9, 0)]
+
+
 async def test_a_worker_that_loses_a_command_is_replaced(segments: Segments, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet(segments, monkeypatch)
     fleet.tier.hear(FleetOpened(STATE))
