@@ -10,6 +10,7 @@ index does not know its pages, and the daemon asks for them.
 from __future__ import annotations
 
 import enum
+import re
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
@@ -186,6 +187,13 @@ class FleetState(msgspec.Struct, frozen=True, kw_only=True):
     foreign: int = 0
     present: int = 0
     note: str = ""
+
+
+def shown_url(url: str) -> str:
+    """Returns the URL of a fleet, valid or not, for people: without its parameters and without credentials."""
+    scheme, _, rest = re.split("[?#]", url, maxsplit=1)[0].partition("://")
+    netloc, slash, path = rest.partition("/")
+    return f"{scheme}://{netloc.rpartition('@')[2]}{slash}{path}" if rest else ""
 
 
 class Tier(Protocol):

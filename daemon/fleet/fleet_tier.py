@@ -28,7 +28,7 @@ from pagetier.shm.protocol import Locate, Located, ProtocolError, Reserve, Reser
 from pagetier.shm.segments import Segments
 from pagetier.shm.units import counted
 from pagetier.tiers import worker_protocol
-from pagetier.tiers.base import FleetState
+from pagetier.tiers.base import FleetState, shown_url
 from pagetier.tiers.busy_rate import BusyRate
 from pagetier.tiers.worker_protocol import (
     Command,
@@ -87,7 +87,7 @@ class FleetTier:
         self._is_open = False
         self._heard_at = self._asked_at = self._turn_at = 0.0
         self._rate = BusyRate()
-        self.report = self._before = FleetStatus(url=options.url)
+        self.report = self._before = FleetStatus(url=shown_url(options.url))
         self._owner.set_fleet_breaker(1)
 
     def _source(self, socket: Path) -> WorkerSource:

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from other_users import MALLORY, as_root
-from pagetier.tiers.base import TierError
+from pagetier.tiers.base import TierError, shown_url
 from pagetier.tiers.fleet import open_fleet as opening
-from pagetier.tiers.fleet.fleet_options import check_options, shown
+from pagetier.tiers.fleet.fleet_options import check_options
 from pagetier.tiers.fleet.open_fleet import codec_of, open_fleet
 from pagetier.tiers.worker_protocol import FleetOptions
 
@@ -24,6 +24,7 @@ from pagetier.tiers.worker_protocol import FleetOptions
         ("/mnt/pages", "no store that pagetier knows"),
         ("s3:///pages", "names no s3 store"),
         ("s3://user:secret@bucket", "contains a password: put credentials into"),
+        ("s3://bucket?endpoint=https://user:secret@host:8333", "contains a password: put credentials into"),
         (
             "s3://bucket?endpoints=x",
             "unknown parameter 'endpoints': known are buffers, compress, endpoint, prefix, region, trusted",
@@ -108,5 +109,19 @@ def test_a_key_file_of_another_user_is_refused(tmp_path: Path) -> None:
 def test_mooncake_is_accepted_with_a_key_or_with_trust() -> None:
     options = FleetOptions(url="mooncake://10.0.0.1:50051?protocol=rdma&hostname=10.0.0.7&replicas=2")
     check_options(msgspec.structs.replace(options, key_file="/etc/pagetier/fleet.key"))
-    parts = check_options(msgspec.structs.replace(options, trusted=True))
-    assert shown(parts) == "mooncake://10.0.0.1:50051"
+    check_options(msgspec.structs.replace(options, trusted=True))
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("mooncake://10.0.0.1:50051?protocol=rdma&hostname=10.0.0.7", "mooncake://10.0.0.1:50051"),
+        ("s3://user:secret@bucket/kv?endpoint=https://user:secret@host", "s3://bucket/kv"),
+        ("python://store:Store/some/path?token=secret#more", "python://store:Store/some/path"),
+        ("s3://[no?secret", "s3://[no"),
+        ("file:///mnt/pages", "file:///mnt/pages"),
+        ("", ""),
+    ],
+)
+def test_a_url_is_shown_without_secrets(url: str, shown: str) -> None:
+    assert shown_url(url) == shown

@@ -32,7 +32,7 @@ def check_options(options: FleetOptions) -> SplitResult:
     parts = _split(options.url)
     if parts.scheme not in PARAMETERS:
         raise TierError(f"remote.url has no store that pagetier knows: write {_EXAMPLES}")
-    if "@" in parts.netloc:
+    if "@" in parts.netloc or (parts.scheme == "s3" and "@" in dict(parse_qsl(parts.query)).get("endpoint", "")):
         raise TierError("remote.url contains a password: put credentials into the worker's environment instead")
     if not (parts.netloc or parts.scheme == "file"):
         raise TierError(f"remote.url names no {parts.scheme} store: write {_EXAMPLES}")
@@ -60,11 +60,6 @@ def _split(url: str) -> SplitResult:
     except ValueError as error:
         raise TierError(f"remote.url is no URL ({error}): write {_EXAMPLES}") from error
     return parts
-
-
-def shown(parts: SplitResult) -> str:
-    """Returns a URL for people, without its parameters."""
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def read_key(path: str) -> bytes:

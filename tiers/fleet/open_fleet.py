@@ -9,9 +9,9 @@ from typing import Final
 from urllib.parse import SplitResult, parse_qsl
 
 from pagetier.shm._core import compresses_fast
-from pagetier.tiers.base import TierError
+from pagetier.tiers.base import TierError, shown_url
 from pagetier.tiers.fleet.bounce_buffers import BounceBuffers
-from pagetier.tiers.fleet.fleet_options import check_options, read_key, shown
+from pagetier.tiers.fleet.fleet_options import check_options, read_key
 from pagetier.tiers.fleet.object_fleet import ObjectFleet
 from pagetier.tiers.fleet.object_store import ObjectStore, StoreSettings
 from pagetier.tiers.fleet.page_codecs import EncryptedCodec, PageCodec, PlainCodec
@@ -46,12 +46,12 @@ def open_fleet(options: FleetOptions) -> ObjectFleet:
         memory=buffers.memory,
         timeout_s=options.timeout_s,
     )
-    store = _opened(parts, _kind(parts), given)
+    store = _opened(shown_url(options.url), _kind(parts), given)
     why_not = why_uncompressed(options) if options.compress == "auto" else ""
     if why_not:
         log.info("pages are not compressed for the fleet: %s", why_not)
     packer = PagePacker(codec, "off" if why_not else options.compress)
-    fleet = ObjectFleet(store, shown(parts), options.prefix, packer, buffers, calls)
+    fleet = ObjectFleet(store, shown_url(options.url), options.prefix, packer, buffers, calls)
     _ask_once(fleet, store, options)
     return fleet
 
@@ -69,17 +69,17 @@ def why_uncompressed(options: FleetOptions) -> str:
     return ""
 
 
-def _opened(parts: SplitResult, kind: Callable[[StoreSettings], ObjectStore], given: StoreSettings) -> ObjectStore:
+def _opened(url: str, kind: Callable[[StoreSettings], ObjectStore], given: StoreSettings) -> ObjectStore:
     """Opens a store on a thread: some libraries block for minutes without a server."""
     opening = StoreCalls(max(_OPENING_S, given.timeout_s))
     try:
         return opening.run(lambda: kind(given))
     except LateError as error:
-        raise TierError(f"{shown(parts)} cannot be opened: no answer within {opening.timeout_s:g} s") from error
+        raise TierError(f"{url} cannot be opened: no answer within {opening.timeout_s:g} s") from error
     except TierError:
         raise
     except Exception as error:
-        raise TierError(f"{shown(parts)} cannot be opened: {one_line(error)}") from error
+        raise TierError(f"{url} cannot be opened: {one_line(error)}") from error
 
 
 def _ask_once(fleet: ObjectFleet, store: ObjectStore, options: FleetOptions) -> None:

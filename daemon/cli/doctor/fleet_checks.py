@@ -19,7 +19,7 @@ from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.mounts import VOLATILE, mount_of
 from pagetier.daemon.status.fleet_status import FleetStatus
 from pagetier.shm.units import counted, format_size, spell_duration
-from pagetier.tiers.base import TierError
+from pagetier.tiers.base import TierError, shown_url
 from pagetier.tiers.fleet.check_host import check_host, folder_warning
 from pagetier.tiers.fleet.trial import TrialOptions, TrialResult
 
@@ -83,7 +83,7 @@ def _judged(remote: RemoteOptions, result: TrialResult) -> Iterator[Result]:
             "fleet store", f"{asked}, longer than remote.ask_timeout = {limit}: pages will be misses; raise it"
         )
     else:
-        yield ok("fleet store", f"{remote.url}: {asked}{_speed(result)}")
+        yield ok("fleet store", f"{shown_url(remote.url)}: {asked}{_speed(result)}")
     if result.left:
         yield warning("fleet objects", f"the page of this check could not be removed: {result.left}")
 

@@ -174,6 +174,14 @@ async def test_pages_that_have_left_memory_do_not_say_that_the_fleet_takes_pages
     assert fleet.tier.writes.counts.failed == 1 and writes.is_open and writes.take_probe(loop_clock.now())
 
 
+async def test_the_status_has_no_secrets_before_a_worker_opens_the_fleet(segments: Segments) -> None:
+    loop = asyncio.get_running_loop()
+    reads = LowerTierReads(segments.owner, 1, loop)
+    options = RemoteOptions(url="s3://key:secret@pages/kv?endpoint=https://s3.example")
+    fleet = FleetTier(segments, options, reads, lambda status: None, loop, Path("socket"))
+    assert fleet.report.url == "s3://pages/kv"
+
+
 async def test_why_there_is_no_fleet_is_logged_once_until_it_opens(
     segments: Segments, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
