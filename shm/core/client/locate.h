@@ -100,6 +100,7 @@ static inline bool pt_list_page(const pt_view *v, uint32_t entry, uint32_t space
         .tiers = tiers,
     };
     memcpy(to->key, v->entries[entry].key, PT_KEY_BYTES);
+    /* The next page's key comes after a state without a page, and its serial before the next state. */
     atomic_thread_fence(memory_order_acquire);
-    return e->serial == serial && e->space == space;
+    return pt_tiers_now(v, entry) && e->serial == serial && e->space == space;
 }

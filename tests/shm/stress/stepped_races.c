@@ -22,7 +22,8 @@ typedef struct {
     pt_answer page, next; /* the page of the test, and the page that is stored during the pause */
     pt_found found;
     uint8_t tiers; /* in which the page is located */
-    bool evicted, published;
+    pt_listed row;
+    bool evicted, published, listed;
 } trial;
 
 /* Returns a scene without places for lookups: segments of a few pages take the kernel little time. */
@@ -217,6 +218,35 @@ static void its_writer_gives_up(void *given)
 
 static void never_came(trial *n) { EXPECT(!n->tiers); }
 
+/* ---- an observer pauses while it lists a page whose entry becomes another page, of which only the key and the size
+ * were written when it goes on ---- */
+
+static void list(void *given)
+{
+    trial *n = given;
+    n->listed = pt_list_page(&n->s.one.view, n->page.entry, 0, &n->row);
+}
+
+static void its_entry_has_another_key(void *given)
+{
+    trial *n = given;
+    pt_entry *e = &n->s.owner.view.entries[n->page.entry];
+    uint8_t key[PT_KEY_BYTES];
+    EXPECT(evict(&n->s));
+    key_of(ALIKE "b", key);
+    pt_put_key(e, key);
+    e->size = 1;
+}
+
+static void was_listed_while_stored(trial *n)
+{
+    uint8_t first[PT_KEY_BYTES], next[PT_KEY_BYTES];
+    key_of(ALIKE "a", first);
+    key_of(ALIKE "b", next);
+    bool stored = pt_same_key(n->row.key, first) || (n->evicted && pt_same_key(n->row.key, next));
+    EXPECT(!n->listed || (stored && n->row.size == FRAME && n->row.tiers == PT_TIER_MEMORY));
+}
+
 /* ---- a writer pauses while it publishes, and the daemon wants to reuse its entry ---- */
 
 static void a_page_to_publish(trial *n)
@@ -327,6 +357,8 @@ int main(int count, char **arguments)
         {a_page_that_may_leave, locate, its_entry_is_filled_again, was_located_or_evicted},
         {a_page_with_the_entry_of_another, locate, its_entry_is_being_filled, was_nowhere},
         {a_page_being_written, locate, its_writer_gives_up, never_came},
+        {a_page_that_may_leave, list, its_entry_has_another_key, was_listed_while_stored},
+        {a_page_that_may_leave, list, its_entry_is_filled_again, was_listed_while_stored},
         {a_page_to_publish, publish, room_is_made, published_only_its_own},
         {a_page_to_publish, publish, its_time_is_over, published_only_its_own},
         {the_only_page, make_room, it_is_pinned, was_pinned_or_evicted},
