@@ -218,8 +218,8 @@ static void its_writer_gives_up(void *given)
 
 static void never_came(trial *n) { EXPECT(!n->tiers); }
 
-/* ---- an observer pauses while it lists a page whose entry becomes another page, of which only the key and the size
- * were written when it goes on ---- */
+/* ---- an observer pauses while it lists a page, until only the key and the size of the entry's next page
+ * are written ---- */
 
 static void list(void *given)
 {
