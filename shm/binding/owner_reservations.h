@@ -99,13 +99,41 @@ static PyObject *owner_attach(Owner *self, PyObject *args)
     return PyLong_FromLong(slot == PT_NONE ? -1 : (long)slot);
 }
 
+static int serial_order(const void *one, const void *other)
+{
+    uint64_t a = *(const uint64_t *)one, b = *(const uint64_t *)other;
+    return (a > b) - (a < b);
+}
+
+/* Serials in ascending order. */
+typedef struct {
+    uint64_t *sorted;
+    size_t count;
+} serial_list;
+
 static bool serial_is_listed(const void *context, uint64_t serial)
 {
-    const array *listed = context;
-    for (Py_ssize_t i = 0; i < listed->count; i++)
-        if (((uint64_t *)listed->view.buf)[i] == serial)
-            return true;
-    return false;
+    const serial_list *l = context;
+    return bsearch(&serial, l->sorted, l->count, sizeof serial, serial_order) != NULL;
+}
+
+/* Sorts serials: a process may have as many pages open as it lists, and other requests are waiting. Returns false with
+ * an exception set; otherwise the caller frees `sorted`. */
+static bool serials_read(PyObject *given, serial_list *l)
+{
+    array in;
+    if (!array_open(given, 8, "serials", &in))
+        return false;
+    l->count = (size_t)in.count;
+    l->sorted = malloc(l->count * sizeof *l->sorted + 1);
+    if (l->sorted) {
+        memcpy(l->sorted, in.view.buf, l->count * sizeof *l->sorted);
+        qsort(l->sorted, l->count, sizeof *l->sorted, serial_order);
+    } else {
+        PyErr_NoMemory();
+    }
+    PyBuffer_Release(&in.view);
+    return l->sorted;
 }
 
 /* keep_only(slot, serials): releases all parts that were granted to a slot, except those that its process lists. */
@@ -113,13 +141,12 @@ static PyObject *owner_keep_only(Owner *self, PyObject *args)
 {
     unsigned int slot;
     PyObject *serials;
-    array listed;
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IO", &slot, &serials) ||
-        !array_open(serials, 8, "serials", &listed))
+    serial_list listed;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IO", &slot, &serials) || !serials_read(serials, &listed))
         return NULL;
     pt_release_unlisted_parts(&self->shared, slot, serial_is_listed, &listed);
     pt_settle_all(&self->shared, pt_now_ns());
-    PyBuffer_Release(&listed.view);
+    free(listed.sorted);
     Py_RETURN_NONE;
 }
 

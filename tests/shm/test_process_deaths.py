@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -12,11 +13,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from anonymous_segments import attach
+import page_reservations
+from anonymous_segments import DAY_NS, Memory, attach
 from child_process import deaths, kill, spawn
 from named_segments import files, sound
-from numbered_pages import GEOMETRY, frames_of, held, holds, key_of, leave_pages, reserve, session_of, store, write
-from pagetier.shm._core import Owner, Pins
+from numbered_pages import (
+    FRAME,
+    GEOMETRY,
+    frames_of,
+    held,
+    holds,
+    key_of,
+    leave_pages,
+    reserve,
+    session_of,
+    store,
+    write,
+)
+from pagetier.shm._core import KEY_BYTES, Owner, Pins
+from pagetier.shm.geometry import Geometry
 from pagetier.shm.process import Process
 from pagetier.shm.segments import Origin, SegmentRequest, Segments, take
 
@@ -166,6 +181,29 @@ def test_reservations_unknown_to_their_process_are_released(segment_request: Seg
     assert session.publish(granted.entries, granted.serials, 0) == b"\0\1\0"
     assert [number for number in range(4) if holds(session, number)] == [1]
     segments.remove()
+
+
+def seconds_of_attaching_again(pages: int) -> float:
+    """Returns the processor time that a list of so many unwritten pages takes: the shortest of some."""
+    memory = Memory(Geometry(FRAME, pages, pages, 4))
+    owner, seconds = memory.adopted(), []
+    slot, space = attach(owner, 1), owner.space(bytes(KEY_BYTES), "test", 16, 0, 0)
+    keys, sizes = os.urandom(KEY_BYTES * pages), FRAME.to_bytes(8, "little") * pages
+    serials = page_reservations.reserve(owner, slot, space, 0, 1, DAY_NS, keys, sizes).serials
+    for _ in range(5):
+        began = time.thread_time()
+        owner.keep_only(slot, serials)
+        seconds.append(time.thread_time() - began)
+    assert owner.open_entries == pages, "a page was released"
+    memory.close()
+    return min(seconds)
+
+
+@pytest.mark.wall_clock
+def test_the_time_of_attaching_again_grows_with_the_unwritten_pages() -> None:
+    """Sixteen times the pages may take four times as long a page. With their square it would be sixteen times."""
+    few, many = map(seconds_of_attaching_again, (2_000, 32_000))
+    assert many < 4 * 16 * few, (few, many)
 
 
 def test_the_order_of_eviction_survives_a_daemon(segment_request: SegmentRequest) -> None:
