@@ -81,6 +81,12 @@ class FleetHealth:
         if was_open:
             self._report(self.reads, "")
 
+    def report_again(self) -> None:
+        """Logs a fault that came within a minute after the one before, and that lasts. Called once a second."""
+        for faults in (self._read_faults, self._write_faults):
+            if faults.reason:
+                faults.report(faults.reason)
+
     def report_down(self, why: str) -> None:
         """Logs why no worker has the fleet open, once for each reason: further workers fail for the same one."""
         if why != self._down:

@@ -163,6 +163,7 @@ class FleetTier:
             self._asked_at = now
             self._send(GetState())
             self._note()
+            self._health.report_again()
             self._health.report_given_up(self.writes.counts.failed, self.writes.given_up)
 
     def _end_overdue(self, now: float) -> None:

@@ -14,7 +14,7 @@ from page_reservations import answer_rows
 from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.log_throttle import MINUTE_S
 from pagetier.daemon.config.remote_options import RemoteOptions
-from pagetier.daemon.fleet.breaker import FAILURES
+from pagetier.daemon.fleet.breaker import FAILURES, Call
 from pagetier.daemon.fleet.fleet_health import FleetHealth
 from pagetier.daemon.fleet.fleet_tier import _PATIENCE, FleetTier
 from pagetier.daemon.reads.lower_tier_reads import LowerTierReads
@@ -196,6 +196,20 @@ async def test_why_there_is_no_fleet_is_logged_once_until_it_opens(
     lines = [record.message for record in caplog.records if "no fleet" in record.message]
     assert lines == [f"no fleet: {reason}; serving from this host only" for reason in (why, "another reason", why)]
     assert fleet.tier.report.trouble == why
+
+
+@pytest.mark.parametrize("call", [Call.READ, Call.WRITE])
+async def test_a_fault_that_comes_back_within_a_minute_is_logged_if_it_lasts(
+    segments: Segments, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: Call
+) -> None:
+    fleet = Fleet(segments, monkeypatch)
+    fleet.tier.hear(FleetOpened(STATE))
+    caplog.set_level("INFO")
+    for trouble in (*["first"] * FAILURES, "", *["second"] * FAILURES):
+        fleet.tier._health.judge(call, trouble)
+    assert ["first" in record.message for record in caplog.records] == [True, False], "one line a minute, and the end"
+    await fleet.lives(MINUTE_S + 2.0)
+    assert ["second" in record.message for record in caplog.records] == [False, False, True]
 
 
 async def test_pages_that_are_given_up_are_counted_in_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
