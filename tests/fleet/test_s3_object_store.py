@@ -87,3 +87,8 @@ def test_a_put_that_s3_wants_repeated_is_a_failure_and_no_object_of_another_host
     for code in ("ConditionalRequestConflict", "OperationAborted"):
         with pytest.raises(TierError, match=f"pages answered PUT with 409 Conflict, {code}$"):
             put(refusal("409 Conflict", code))
+
+
+def test_a_bucket_that_is_gone_is_named(credentials: None) -> None:
+    with pytest.raises(TierError, match="there is no bucket pages: create it, or correct"):
+        put(refusal("404 Not Found", "NoSuchBucket"))

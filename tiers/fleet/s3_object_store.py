@@ -49,23 +49,19 @@ class S3ObjectStore:
         endpoint = options.parameters.get("endpoint", "")
         config = {"region": options.parameters.get("region", "us-east-1")}
         limit = timedelta(seconds=options.timeout_s)
-        try:
-            self._bucket = Bucket(
-                options.netloc,
-                prefix=options.path.strip("/") or None,
-                config={**config, "endpoint": endpoint} if endpoint else config,
-                client_options={
-                    "timeout": limit,
-                    "connect_timeout": limit,
-                    "allow_http": endpoint.startswith("http://"),
-                },
-                retry_config={"max_retries": 0, "retry_timeout": limit},
-            )
-            with self._explained():
-                self._obstore.get(self._bucket, _PROBE)
-        except self._absent as error:
-            if "NoSuchBucket" in str(error):
-                raise TierError(f"there is no bucket {options.netloc}: create it, or correct remote.url") from error
+        self._bucket = Bucket(
+            options.netloc,
+            prefix=options.path.strip("/") or None,
+            config={**config, "endpoint": endpoint} if endpoint else config,
+            client_options={
+                "timeout": limit,
+                "connect_timeout": limit,
+                "allow_http": endpoint.startswith("http://"),
+            },
+            retry_config={"max_retries": 0, "retry_timeout": limit},
+        )
+        with contextlib.suppress(*self._absent), self._explained():
+            self._obstore.get(self._bucket, _PROBE)
         self._loop = LoopThread("pagetier-s3")
 
     @contextlib.contextmanager
@@ -73,7 +69,9 @@ class S3ObjectStore:
         """Turns what an administrator can correct into a TierError that says how."""
         try:
             yield
-        except (*self._absent, self._there):
+        except (*self._absent, self._there) as error:
+            if code_of(error) == "NoSuchBucket":
+                raise TierError(f"there is no bucket {self._name}: create it, or correct remote.url") from error
             raise
         except self._denied as error:
             raise TierError(refusal(self._name, code_of(error) or self._code_of_refusal())) from error
