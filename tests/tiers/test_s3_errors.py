@@ -37,6 +37,7 @@ def explained(text: str, **environ: str) -> str:
     [
         ("AccessDenied", "s3:ListBucket"),
         ("ExpiredToken", "AWS_SESSION_TOKEN"),
+        ("QuotaExceeded", "delete old objects"),
         ("SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY"),
         ("RequestTimeTooSkewed", "NTP"),
     ],

@@ -18,6 +18,7 @@ _TOKEN: Final = "renew the worker's AWS_SESSION_TOKEN with its keys, or use the 
 _REMEDIES: Final = {
     "AccessDenied": "allow the worker s3:ListBucket (else what is missing is a 403), s3:GetObject and s3:PutObject",
     "ExpiredToken": _TOKEN,
+    "QuotaExceeded": "delete old objects, or raise the quota of the bucket",
     "InvalidToken": _TOKEN,
     "TokenRefreshRequired": _TOKEN,
 }
