@@ -22,6 +22,7 @@ _RETRIES_S: Final = (2.0, 8.0)  # after the write of a page that was not complet
 _FIRST_PAUSE_S: Final = 1.0  # after a write that failed
 _LONGEST_PAUSE_S: Final = 30.0
 _BATCH_BYTES: Final = 32 << 20
+_BATCH_PAGES: Final = 1024  # S3 is asked about each of them, within the time of one call
 _MOST_WRITES: Final = 2
 _SMALLEST_PART: Final = 8  # of the arena: pages that are being written cannot be evicted
 _LEAST_QUEUE: Final = 256 << 20
@@ -258,7 +259,9 @@ class WriteThrough:
             if self._allowed <= 0:
                 return []
         keys: set[bytes] = set()
-        while self._ready and (not pages or nbytes + self._ready[0].size <= self._most_bytes):
+        while self._ready and len(pages) < _BATCH_PAGES:
+            if pages and nbytes + self._ready[0].size > self._most_bytes:
+                break
             page = self._ready.popleft()
             self.queued_bytes -= page.size
             if page.key in keys:

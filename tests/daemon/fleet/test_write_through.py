@@ -81,6 +81,18 @@ def test_at_most_two_writes_of_32_mib_are_in_progress(queue: Queue) -> None:
     assert queue.writes.counts.written == 1 and queue.writes.counts.present == 1
 
 
+def test_a_write_of_small_pages_has_so_many_that_s3_can_be_asked_about_each_in_time(queue: Queue) -> None:
+    keys = b"".join(number.to_bytes(32, "little") for number in range(3000))
+    request = Reserve(1, SPACE, 0, 1, page_requests(keys, struct.pack("<3000Q", *[4096] * 3000)))
+    entries, serials = struct.pack("<3000I", *range(3000)), struct.pack("<3000Q", *range(3000))
+    queue.writes.note(request, Reserved(1, answer_rows(bytes([GRANTED] * 3000), entries, serials)), 3000 * 4096)
+    queue.time.passes(1.0)
+    queue.writes.take_due()
+    queue.writes.send_due()
+    assert [len(pages_of(write)) for write in queue.sent] == [1024, 1024]
+    assert queue.writes.queued_bytes == 952 * 4096
+
+
 def test_a_page_that_is_not_complete_is_tried_twice_more(queue: Queue) -> None:
     queue.store("a")
     assert queue.after(1.0) == ["a"]
