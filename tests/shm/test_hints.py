@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from anonymous_segments import DAY_NS
+from elapsed import processor_s
 from learning_index import FRAME, LearningIndex, learn
 from pagetier.shm._core import NO_ENTRY, HintKind, ReserveOutcome, TierFlag
 
@@ -101,6 +102,24 @@ def test_a_user_who_keeps_much_ends_its_own_keeps_and_not_those_of_others() -> N
     assert engine.owner.kept().frames == 16
     assert engine.owner.unkeep(OTHER, NO_ENTRY, keys_of(engine, [100, 1])) == 2, "the other user's pages are kept"
     engine.check()
+
+
+def seconds_of_keeping(most: int) -> float:
+    """Returns the processor time of a request to keep 2,000 pages where another user keeps 222, one by one."""
+    engine = LearningIndex(4096)
+    for number in range(222):
+        engine.use([number])
+        keep(engine, [number], uid=OTHER, most=222)
+    engine.use([-1, *range(2000)])
+    keys = keys_of(engine, [-1, *range(2000)])
+    return processor_s(lambda: engine.owner.keep(ME, FOREVER_NS, most, NO_ENTRY, keys))
+
+
+@pytest.mark.wall_clock
+def test_pages_beyond_the_share_take_little_more_time_than_others() -> None:
+    """A comparison of all keeps with each other for each page would take a hundred times as long."""
+    room, none = (min(seconds_of_keeping(most) for _ in range(2)) for most in (4096, 222))
+    assert none < 30 * room, (room, none)
 
 
 @pytest.mark.parametrize("learned", [True, False], ids=["learned", "in the order of LRU"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 import page_reservations
 from anonymous_segments import DAY_NS, Memory, attach
 from child_process import deaths, kill, spawn
+from elapsed import processor_s
 from named_segments import files, sound
 from numbered_pages import (
     FRAME,
@@ -191,9 +191,7 @@ def seconds_of_attaching_again(pages: int) -> float:
     keys, sizes = os.urandom(KEY_BYTES * pages), FRAME.to_bytes(8, "little") * pages
     serials = page_reservations.reserve(owner, slot, space, 0, 1, DAY_NS, keys, sizes).serials
     for _ in range(5):
-        began = time.thread_time()
-        owner.keep_only(slot, serials)
-        seconds.append(time.thread_time() - began)
+        seconds.append(processor_s(lambda: owner.keep_only(slot, serials)))
     assert owner.open_entries == pages, "a page was released"
     memory.close()
     return min(seconds)

@@ -70,19 +70,24 @@ static inline bool pt_make_keep_room(pt_keeps *k, uint32_t number, uint32_t fram
     return true;
 }
 
-/* Keeps a page in memory. A page stays in the keep that ends last. */
-static inline bool pt_keep_page(pt_owner *o, uint32_t entry, uint32_t number, uint64_t limit, uint64_t now)
+/* Keeps a page in memory. A page stays in the keep that ends last. *no_room are the frames for which this request has
+ * found no room: as many are not sought again, which would take longer than the rest of the request. */
+static inline bool pt_keep_page(pt_owner *o, uint32_t entry, uint32_t number, uint64_t limit, uint32_t *no_room,
+                                uint64_t now)
 {
     pt_cadence_page *p = &o->cadence->pages[entry];
     pt_keeps *k = &o->cadence->keeps;
     uint32_t frames = pt_frames_for(&o->view, o->view.entries[entry].size);
-    if (!p->in_memory)
+    bool kept = pt_keep_lives(k, p->keep, now);
+    if (!p->in_memory || (!kept && frames >= *no_room))
         return false;
-    if (pt_keep_lives(k, p->keep, now) && k->records[p->keep].ends_ns >= k->records[number].ends_ns)
+    if (kept && k->records[p->keep].ends_ns >= k->records[number].ends_ns)
         return true;
     pt_cadence_unkeep(o->cadence, entry, frames);
-    if (!pt_make_keep_room(k, number, frames, limit, now))
+    if (!pt_make_keep_room(k, number, frames, limit, now)) {
+        *no_room = frames;
         return false;
+    }
     p->keep = number;
     k->records[number].frames += frames;
     return true;
@@ -109,9 +114,10 @@ static inline uint32_t pt_keep_pages(pt_owner *o, const pt_keep_request *r, cons
                                      uint64_t now)
 {
     uint32_t kept = 0, number = o->cadence && count ? pt_keep_for(o, r->uid, r->ends_ns, now) : 0;
+    uint32_t no_room = UINT32_MAX;
     for (uint32_t i = 0; number && i < count; i++) {
         uint32_t entry = pt_entry_wanted(o, r, keys, i);
-        kept += entry != PT_NONE && pt_keep_page(o, entry, number, r->most_frames, now);
+        kept += entry != PT_NONE && pt_keep_page(o, entry, number, r->most_frames, &no_room, now);
     }
     return kept;
 }
