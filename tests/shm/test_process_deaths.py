@@ -183,6 +183,25 @@ def test_reservations_unknown_to_their_process_are_released(segment_request: Seg
     segments.remove()
 
 
+def test_a_page_that_was_given_up_does_not_count_as_adopted() -> None:
+    """Its frames stay for a rank that still writes to them, and no match will ever find it."""
+    memory = Memory(Geometry(FRAME, 4, 4, 4))
+    owner = memory.adopted()
+    ranks, space = (attach(owner, 1), attach(owner, 2)), owner.space(bytes(KEY_BYTES), "test", 16, 0, 0)
+    key, size = b"a".ljust(KEY_BYTES), FRAME.to_bytes(8, "little")
+    granted = [
+        page_reservations.reserve(owner, slot, space, part, 2, DAY_NS, key, size) for part, slot in enumerate(ranks)
+    ]
+    memory.session(ranks[0]).abandon(granted[0].entries, granted[0].serials, 0)
+    assert owner.settle() == 1
+    del owner
+    owner = memory.adopted(sum(1 << slot for slot in ranks))
+    header = owner.header()
+    assert (header.used_frames, header.pages, header.adopted, header.dropped) == (1, 0, 0, 0)
+    assert owner.check_integrity() == []
+    memory.close()
+
+
 def seconds_of_attaching_again(pages: int) -> float:
     """Returns the processor time that a list of so many unwritten pages takes: the shortest of some."""
     memory = Memory(Geometry(FRAME, pages, pages, 4))

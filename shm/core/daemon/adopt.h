@@ -194,7 +194,7 @@ static inline void pt_adopt_entries(pt_owner *o, const pt_adoption *a)
     for (uint32_t entry = v->entry_count; entry-- > 0;) {
         pt_prefetch_home(v, a->dict, entry >= 16 ? entry - 16 : PT_NONE);
         if (pt_adopt_entry(o, a, entry)) {
-            counters->adopted++;
+            counters->adopted += pt_tiers(&v->entries[entry]) & PT_TIER_MEMORY ? 1 : 0; /* a doomed page is none */
             continue;
         }
         if (pt_adopt_forgotten(o, entry))
