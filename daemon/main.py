@@ -156,7 +156,9 @@ def main(
             return
         settings = reader.read()
         if action is Action.CHECK:
-            click.echo("\n".join(check_config(settings, Host(), leftovers)))
+            found = "\n".join(check_config(settings, Host(), leftovers))
+            with exit_if_stdout_fails():
+                click.echo(found)
         else:
             unreadable = found_at_start(settings)  # before the log has a thread
             log_to_stderr(settings.log.level)

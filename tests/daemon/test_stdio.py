@@ -82,6 +82,12 @@ def test_a_closed_stdout_is_one_line_and_code_1(line: str, daemon: RunningDaemon
     assert (done.stderr.decode(), done.returncode) == (CLOSED, 1)
 
 
+@pytest.mark.parametrize(("lost", "why"), [(">/dev/full", FULL), (">&-", CLOSED)])
+def test_a_check_whose_output_is_lost_is_no_start_that_is_refused(given: list[str], lost: str, why: str) -> None:
+    done = run(f"pagetierd --check {' '.join(given)} {lost}")
+    assert (done.stderr.decode(), done.returncode) == (why, 1)
+
+
 @pytest.mark.parametrize(("line", "code"), [("pagetier stats --socket /nope", 3), ("pagetierd --arena-size lots", 2)])
 def test_errors_without_stderr_do_not_go_to_stdout(line: str, code: int) -> None:
     done = run(f"{line} 2>&-")
