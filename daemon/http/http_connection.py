@@ -15,6 +15,7 @@ from pagetier.daemon.http.peers import HttpCaller, OpenConnections
 
 MOST_BODY: Final = 1 << 20
 REQUEST_S: Final = 10.0  # for a request to arrive, and again for its response to be read
+_RESPONSE_S: Final = 60.0  # for a response to be made: the daemon may take ten, and lists of pages wait for each other
 _LINGER_S: Final = 2.0  # after a response to a request that was not read to its end
 
 
@@ -143,6 +144,7 @@ class HttpConnection(asyncio.Protocol):
                 case h11.EndOfMessage():
                     self._ended = True
                     self._connections.arrived(self._close)
+                    self._end_within(_RESPONSE_S)
                     self._task = self._loop.create_task(self._answer())
                     return
                 case _:

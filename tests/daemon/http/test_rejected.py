@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
@@ -21,6 +21,7 @@ from pagetier.client import Client
 from pagetier.daemon.common import loop_clock
 from pagetier.daemon.http.bodies import MOST_PAGES
 from pagetier.daemon.http.channel_messages import Entrance
+from pagetier.daemon.http.daemon_channel import ANSWER_S
 from pagetier.daemon.http.http_connection import MOST_BODY, HttpConnection, Request, Response
 from pagetier.daemon.http.peers import MOST_OF_CALLER, Connections, OpenConnections
 from running_daemon import RunningDaemon, namespace
@@ -235,7 +236,14 @@ async def respond(request: Request) -> Response:
     return Response(request.body)
 
 
-async def new_caller(connections: Connections) -> socket.socket:
+async def respond_late(request: Request) -> Response:
+    await loop_clock.pause(ANSWER_S)
+    return Response(b"late")
+
+
+async def new_caller(
+    connections: Connections, respond: Callable[[Request], Awaitable[Response]] = respond
+) -> socket.socket:
     """Returns a caller of this process, whose calls never wait."""
     ours, caller = socket.socketpair()
     caller.setblocking(False)
@@ -254,6 +262,17 @@ async def test_a_slow_caller_is_cut_off() -> None:
         await loop_clock.pause(0.2)
         with suppress(ConnectionResetError):
             assert caller.recv(1) == b""
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_caller_gets_the_response_to_a_request_that_arrived_however_late_it_is() -> None:
+    """A daemon that does not answer is a response, too: it comes after ANSWER_S."""
+    with await new_caller(Connections(), respond_late) as caller:
+        caller.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
+        await loop_clock.pause(9.0)
+        caller.sendall(b"\r\n")
+        await loop_clock.pause(ANSWER_S + 0.1)
+        assert caller.recv(1 << 16).endswith(b"\r\n\r\nlate")
 
 
 async def test_a_caller_that_leaves_counts_no_more_at_once(virtual_time: OwnTimeLoop) -> None:
