@@ -26,6 +26,7 @@ from pagetier.daemon.cli.unit_files import (
     metrics_drop_in,
     write_whole,
 )
+from pagetier.daemon.config.cli_options import NonEmptyPath
 from pagetier.daemon.host.folders import make_folders
 from pagetier.shm.exit_codes import Exit
 
@@ -99,9 +100,7 @@ def print_units(tenant: str | None, metrics: bool, addresses: tuple[str, ...]) -
 
 
 @unit.command(short_help="Install the units; starts nothing, keeps an existing configuration.")
-@click.option(
-    "--root", type=click.Path(path_type=Path), default=Path("/"), help="Install under this folder. [default: /]"
-)
+@click.option("--root", type=NonEmptyPath(), default=Path("/"), help="Install under this folder. [default: /]")
 @click.option("--tenant", callback=tenant_name, metavar="NAME", help="The files for one tenant's own daemon.")
 @_with_metrics
 @_with_remote
@@ -172,9 +171,7 @@ def _install_file(root: Path, file: UnitFile, *, replace: bool) -> bool:
 
 
 @unit.command(short_help="Remove the installed files; modified ones stay.")
-@click.option(
-    "--root", type=click.Path(path_type=Path), default=Path("/"), help="Remove under this folder. [default: /]"
-)
+@click.option("--root", type=NonEmptyPath(), default=Path("/"), help="Remove under this folder. [default: /]")
 @click.option("--tenant", callback=tenant_name, metavar="NAME", help="The files of one tenant's own daemon.")
 @click.option("--purge", is_flag=True, help="Also remove the folders of the disk tier, and the user; asks first.")
 @click.option("--yes", is_flag=True, help="Do not ask.")

@@ -54,12 +54,12 @@ _FILE = "/etc/pagetier/pagetierd.toml"  # as the systemd units name it
 @click.command()
 @click.option(
     "--socket",
-    type=click.Path(readable=False, path_type=Path),
+    type=NonEmptyPath(readable=False),
     help="The daemon's control socket. [default: as configured]",
 )
 @click.option(
     "--config",
-    type=click.Path(readable=False, path_type=Path),
+    type=NonEmptyPath(readable=False),
     help="The daemon's configuration file. [default: $PAGETIER_CONFIG]",
 )
 @click.option(

@@ -133,10 +133,13 @@ def test_a_stopped_daemon_is_told_from_none(monkeypatch: pytest.MonkeyPatch) -> 
     assert (result.exit_code, "SIGSTOP" in result.output) == (Exit.UNREACHABLE, True)
 
 
+EMPTY = ("stats --socket", "doctor --socket", "doctor --config", "unit install --root", "unit remove --root")
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("stats --socket=", "an empty value names no file"),
+        *((f"{words}=", "an empty value names no file") for words in EMPTY),
         *((f"top --once --interval {seconds}", "--interval") for seconds in ("nan", "inf", "-1", "0")),
         ("top --interval x", "'x' is not a valid number."),
         ("stats --json --short", "--json and --short exclude each other"),
@@ -153,10 +156,14 @@ def test_a_stopped_daemon_is_told_from_none(monkeypatch: pytest.MonkeyPatch) -> 
         ("flush --all --namespace model --yes", "--namespace"),
     ],
 )
-def test_an_invalid_command_is_a_usage_error_before_a_daemon_is_looked_for(line: str, words: str) -> None:
+def test_an_invalid_command_is_a_usage_error_before_a_daemon_is_looked_for(
+    line: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     result = pagetier(*line.split())
     assert (result.exit_code, "Traceback" in result.output) == (Exit.USAGE, False)
     assert words in result.output
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- completion ------------------------------------------------------------------------------------------------------
