@@ -13,6 +13,7 @@ from typing import Final
 from pagetier.daemon.config.fields import fields
 from pagetier.daemon.config.loader import FILE_VARIABLE, ConfigError, NoTextFileError, load, text_of
 from pagetier.daemon.config.mistakes import log_each
+from pagetier.daemon.config.value_types import NAME
 from pagetier.shm._core import ShmError
 from pagetier.shm.log_format import event
 from pagetier.shm.removal import MemoryRelease, release_memory
@@ -20,7 +21,7 @@ from pagetier.shm.segment_files import KINDS, owner_of
 
 log = logging.getLogger("pagetierd")
 
-_NAME: Final = re.compile(r"""\s*name\s*=\s*["']([A-Za-z0-9._-]{1,100})["']""")
+_NAME: Final = re.compile(rf"""\s*name\s*=\s*["']({NAME.pattern})["']""")
 
 
 def release_as_owner(name: str) -> None:
@@ -42,12 +43,18 @@ def release_as_owner(name: str) -> None:
 
 
 def name_meant(path: Path | None, env: Mapping[str, str], flags: Mapping[str, str | None]) -> str:
-    """Returns the name of the segments, even if other settings are invalid: the memory must be released then, too."""
+    """Returns the name of the segments, even if other settings are invalid: the memory must be released then, too.
+
+    Raises:
+        ConfigError: The name itself is invalid, so that no daemon can have had it.
+    """
     try:
         return load(path, env, flags).name
     except ConfigError as error:
         file = path or (Path(env[FILE_VARIABLE]) if env.get(FILE_VARIABLE) else None)
         name = flags.get("name") or env.get("PAGETIER_NAME") or _name_in(file) or _usual_name()
+        if not NAME.fullmatch(name):
+            raise
         log_each(log.warning, f"{error}; releasing the memory of the daemon named {name}", "memory_released")
         return name
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from pagetier.daemon.config.suggestions import hint
 from pagetier.shm._core import LEAST_FRAME_BYTES
 from pagetier.shm.units import parse_duration, parse_size, shown, spell_duration, spell_size
+
+NAME: Final = re.compile("[A-Za-z0-9._-]{1,100}")
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,7 +167,7 @@ def name_setting(help: str) -> Setting:
     """Returns a setting for a name that fits into file names: 1 to 100 letters, digits, dots, underscores, hyphens."""
 
     def read(raw: object) -> str:
-        if not isinstance(raw, str) or not re.fullmatch("[A-Za-z0-9._-]{1,100}", raw):
+        if not isinstance(raw, str) or not NAME.fullmatch(raw):
             raise ValueError(f"{shown(raw)} is not a name: 1 to 100 of the characters A-Z a-z 0-9 . _ -")
         return raw
 

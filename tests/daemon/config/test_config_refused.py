@@ -220,6 +220,13 @@ def test_a_file_that_is_missing_binary_too_large_or_no_file_is_rejected_at_once(
     assert refused(file).startswith(f"{file}: too large")
 
 
+@pytest.mark.parametrize("name", ["../x", "a/b", "a b"])
+def test_no_memory_is_released_under_a_name_that_no_daemon_can_have(name: str) -> None:
+    for env, flags in (({"PAGETIER_NAME": name}, {}), ({}, {"name": name})):
+        with pytest.raises(ConfigError, match="is not a name"):
+            name_meant(None, env, flags)
+
+
 def test_a_byte_order_mark_is_ignored(file: Path) -> None:
     file.write_bytes(b'\xef\xbb\xbf[arena]\nsize = "3MiB"\n')
     assert load(file, {}, {}).arena.size == 3 << 20
