@@ -13,6 +13,7 @@ import msgspec
 
 from pagetier.daemon.config.fields import Field, SetText, fields, replaced
 from pagetier.daemon.config.mistakes import ConfigError, Mistakes
+from pagetier.daemon.config.path_types import NOT_UTF8, is_utf8
 from pagetier.daemon.config.schema import PREFIX, Config
 from pagetier.daemon.config.suggestions import (
     advice_for_former,
@@ -250,17 +251,16 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """Returns the text of a file. Raises ConfigError if it cannot be read."""
+    """Returns the text of a file. Raises ConfigError if it cannot be read, or its path cannot be shown."""
+    if not is_utf8(str(path)):
+        raise ConfigError(f"{path}: {NOT_UTF8}")
     try:
         return text_of(path)
     except NoTextFileError as error:
         raise ConfigError(f"{path}: {error}") from error
     except OSError as error:
-        remedy = (
-            f"; user {os.geteuid()} must be able to read it and to enter its folders"
-            if isinstance(error, PermissionError)
-            else ""
-        )
+        denied = isinstance(error, PermissionError)
+        remedy = f"; user {os.geteuid()} must be able to read it and to enter its folders" if denied else ""
         raise ConfigError(f"{path}: cannot be read: {error.strerror}{remedy}") from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1

@@ -14,6 +14,17 @@ _SOCKET_PATH_LIMIT = 107
 # Commas are allowed in a path; an absolute one begins a new path only after a comma.
 _BETWEEN_PATHS = re.compile(r",(?=\s*/)")
 
+NOT_UTF8 = "has a name that is not UTF-8: rename it"
+
+
+def is_utf8(path: str) -> bool:
+    """Returns whether a path can be written into messages and the status. Linux allows any bytes in it."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
 
 def socket_setting(help: str) -> Setting:
     """Returns a setting for an absolute path that fits into the address of a Unix socket."""
@@ -52,6 +63,8 @@ def folders_setting(help: str) -> Setting:
 def _absolute(raw: object) -> Path:
     if not isinstance(raw, str) or not raw or "\0" in raw:
         raise ValueError(f"{shown(raw)} is not a path")
+    if not is_utf8(raw):
+        raise ValueError(f"{shown(raw)} {NOT_UTF8}")
     if not raw.startswith("/"):
         meant = Path(os.path.expanduser(raw)).absolute()  # noqa: PTH111 - that of Path raises for unknown users
         raise ValueError(f"{shown(raw)} is not an absolute path ({meant} is)")

@@ -227,6 +227,22 @@ def test_no_memory_is_released_under_a_name_that_no_daemon_can_have(name: str) -
             name_meant(None, env, flags)
 
 
+NOT_UTF8 = os.fsdecode(b"/mnt/\xff")
+
+
+@pytest.mark.parametrize("setting", ["socket", "disk.path", "remote.key_file", "http.listen", "http.token_file"])
+def test_a_path_that_no_message_can_have_is_rejected(setting: str) -> None:
+    found = refused(flags={setting: NOT_UTF8})
+    assert setting.replace(".", "-") in found or setting in found
+    assert "a name that is not UTF-8: rename it" in found
+
+
+def test_a_file_whose_name_no_message_can_have_is_rejected(tmp_path: Path) -> None:
+    file = tmp_path / os.fsdecode(b"\xff.toml")
+    file.touch()
+    assert refused(file) == f"{file}: has a name that is not UTF-8: rename it"
+
+
 def test_a_byte_order_mark_is_ignored(file: Path) -> None:
     file.write_bytes(b'\xef\xbb\xbf[arena]\nsize = "3MiB"\n')
     assert load(file, {}, {}).arena.size == 3 << 20
