@@ -193,10 +193,13 @@ def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
             small_tier(folder)
 
 
-def test_a_folder_with_other_files_is_rejected_unchanged(tmp_path: Path) -> None:
-    (tmp_path / "photos").write_bytes(b"")
-    with pytest.raises(TierError, match=r"other files \(photos\)"):
+@pytest.mark.parametrize(("name", "shown"), [(b"photos", "photos"), (b"caf\xe9", r"caf\xe9")])
+def test_a_folder_with_other_files_is_rejected_unchanged(name: bytes, shown: str, tmp_path: Path) -> None:
+    """The worker sends the reason to the daemon, whose protocol has UTF-8 only."""
+    (tmp_path / os.fsdecode(name)).write_bytes(b"")
+    with pytest.raises(TierError) as error:
         small_tier(tmp_path)
+    assert f"other files ({shown})" in str(error.value)
 
 
 # A lowered cap

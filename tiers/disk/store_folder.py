@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -116,7 +117,8 @@ def environments_there(folder: Path) -> bool:
     there = {path.name for path in file_system.numbered_folders(folder)}
     foreign = sorted({path.name for path in folder.iterdir()} - there - _OURS)
     if foreign:
-        raise TierError(f"{folder} contains other files ({foreign[0]}): give the disk tier a folder of its own")
+        name = os.fsencode(foreign[0]).decode(errors="backslashreplace")  # the daemon is sent UTF-8
+        raise TierError(f"{folder} contains other files ({name}): give the disk tier a folder of its own")
     return bool(there)
 
 
