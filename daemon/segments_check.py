@@ -108,7 +108,7 @@ def check_segments(
 
     Raises:
         UnfitError: A start would refuse the pages that an earlier daemon has left.
-        ShmError: The arena does not fit.
+        ShmError: The arena does not fit, or segments cannot be created.
     """
     refusal = _refusal(config, found) if found is not None else ""
     if refusal and leftovers is Leftovers.ADOPT and found is not None and found.daemon is None:
@@ -126,6 +126,9 @@ def _require_room(config: Config, host: Host) -> None:
     verdict = fit(host, need_of(config, in_use))
     if not verdict.fits:
         raise ShmError(verdict.explain())
+    shm = host.shared_memory()
+    if not shm.writable:
+        raise ShmError(f"{shm.path} is missing or read-only, or this user may not write there: mount a tmpfs there")
 
 
 def _refusal(config: Config, found: FoundIndex) -> str:

@@ -21,7 +21,7 @@ from other_users import as_root
 from pagetier.daemon.config.loader import load
 from pagetier.daemon.config_check import check_config
 from pagetier.daemon.host import arena_fit
-from pagetier.daemon.host.host import Host
+from pagetier.daemon.host.host import Host, SharedMemory
 from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm._core import FORMAT, HEAD_LAYOUT, ShmError
 from pagetier.shm.exit_codes import Exit
@@ -53,6 +53,14 @@ def test_a_folder_of_the_socket_that_the_start_creates_is_named(tmp_path: Path) 
     assert socket + where in list(check_config(config, Host()))
     (tmp_path / "new").mkdir()
     assert socket in list(check_config(config, Host()))
+
+
+def test_shared_memory_that_cannot_be_written_is_what_the_start_would_fail_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = 1 << 40
+    unwritable = SharedMemory(path=Path("/dev/shm"), kind="tmpfs", size=free, free=free, writable=False)
+    monkeypatch.setattr(Host, "shared_memory", lambda host: unwritable)
+    with pytest.raises(ShmError, match="/dev/shm is missing or read-only, or this user may not write there"):
+        warnings({})
 
 
 @pytest.mark.parametrize("folder", ["/proc/x", "/sys/x", "FILE/x"])
