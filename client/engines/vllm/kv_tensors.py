@@ -5,7 +5,8 @@ The layout depends on vLLM's version and the attention backend; it is recognised
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.client.engines.unsupported import UnsupportedError
+from pagetier.client.engines.vllm.draft_model import draft_model_of
 from pagetier.client.engines.vllm.group_kinds import has_latents, kind_of, layer_specs
 from pagetier.client.groups import Recurrent
 from pagetier.kernels.layout import engine_layouts
@@ -28,6 +30,37 @@ LayerCache: TypeAlias = Any
 
 _NO_SKIP: Final = np.zeros(0, np.uint8)
 _OWN: Final = "of a rank"  # is part of the kinds of planes whose bytes mean something on their own rank only
+_KV_HEADS: Final = re.compile(r"(kv|key_value)\w*head|head\w*kv|query_group|attention_groups|heads_in_group")
+
+
+def kv_heads(config: Any, ranks: int) -> int:
+    """Returns the KV heads of each layer of the whole model; at least `ranks` if not all layers have as many.
+
+    Where a rank has one head of a layer, its tensors do not show whether other ranks have the same one. With several
+    numbers of heads in a model or beside its draft, each rank is taken to have a head of its own.
+
+    Args:
+        config: vLLM's VllmConfig.
+        ranks: The ranks that divide the heads.
+    """
+    draft = draft_model_of(config)
+    models = [config.model_config, *([draft.model_config] if draft is not None else [])]
+    heads = int(models[0].get_total_num_kv_heads())
+    settings = (getattr(model, "hf_text_config", model.hf_config).to_dict() for model in models)
+    counts = {int(model.get_total_num_kv_heads()) for model in models}.union(*(_counts("", one) for one in settings))
+    return heads if counts == {heads} else max(heads, ranks)
+
+
+def _counts(name: str, value: object) -> Iterator[int]:
+    """Yields each number of KV heads in the settings of a model; it may have others in some layers."""
+    if isinstance(value, Mapping):
+        for inner, its in value.items():
+            yield from _counts(str(inner), its)
+    elif isinstance(value, (list, tuple)):
+        for its in value:
+            yield from _counts(name, its)
+    elif type(value) is int and _KV_HEADS.search(name):
+        yield value
 
 
 def paged_cache(
@@ -39,7 +72,7 @@ def paged_cache(
         layers: The tensors of the layers, in the model's order.
         spec: The group's KVCacheSpec, of this rank.
         shard: This rank's shard.
-        model_heads: KV heads of the whole model; if it has fewer than ranks, several ranks have the same heads.
+        model_heads: See kv_heads(); if the model has fewer than ranks, several ranks have the same heads.
         page_tokens: The tokens of a page. Of ranks that divide tokens, each has a part of them.
 
     Raises:

@@ -24,7 +24,7 @@ from pagetier.client.engines.vllm.engine_log import describe_cache
 from pagetier.client.engines.vllm.events import KnownPage, VllmEvents, prefix_cache_resets
 from pagetier.client.engines.vllm.gpu_pages import gpu_pages_of
 from pagetier.client.engines.vllm.group_kinds import cached_groups, has_every_state
-from pagetier.client.engines.vllm.kv_tensors import LayerCache, paged_cache
+from pagetier.client.engines.vllm.kv_tensors import LayerCache, kv_heads, paged_cache
 from pagetier.client.engines.vllm.lora import LoraAdapters
 from pagetier.client.engines.vllm.namespace import PageShape, backends_of, formats_of, namespace_of
 from pagetier.client.engines.vllm.paged_group import PagedGroup
@@ -107,7 +107,7 @@ def open_worker(config: Any, groups: Any, tensors: Mapping[str, LayerCache], set
     """
     _check(config)
     share = share_of(config.parallel_config)
-    heads = config.model_config.get_total_num_kv_heads()
+    heads = kv_heads(config, share.heads.ranks)
     cached = cached_groups(groups)
     check_prefill(config.parallel_config, [group.kv_cache_spec for group in cached.values()])
     caches = []
