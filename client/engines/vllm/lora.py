@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -20,6 +20,11 @@ from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.weights import UnidentifiedError, WeightsSource, files_of, identify
 
 log = logging.getLogger("vllm.pagetier")
+
+_SETTINGS: Final = (
+    *("target_modules", "enable_tower_connector_lora"),
+    *("enable_mixed_moe_lora_format", "enable_moe_shared_loras"),
+)
 
 Statuses = tuple[tuple[int, ...], ...]
 
@@ -41,11 +46,11 @@ class LoraAdapters:
     Args:
         digests: Determines the digests of files.
         since: The time at which the engine was started, in nanoseconds.
-        dtype: The dtype with which the engine computes adapters.
+        config: vLLM's LoRAConfig.
     """
 
-    def __init__(self, digests: FileDigests, since: int, dtype: str) -> None:
-        self._digests, self._since, self._dtype = digests, since, dtype
+    def __init__(self, digests: FileDigests, since: int, config: Any) -> None:
+        self._digests, self._since, self._settings = digests, since, _settings_of(config)
         self._engine = token_hex(16)
         self._known: dict[Path, Future[_Identified]] = {}
         self._thread = ThreadPoolExecutor(1, "pagetier-adapters")
@@ -54,7 +59,7 @@ class LoraAdapters:
         """Returns what names an adapter in a namespace. Does not wait. `adapter` is vLLM's LoRARequest."""
         identity = "" if getattr(adapter, "load_inplace", False) else self._identity(Path(str(adapter.lora_path)))
         if identity:
-            return ["weights", identity, self._dtype]
+            return ["weights", identity, *self._settings]
         return private_name(self._engine, adapter)
 
     def close(self) -> None:
@@ -81,6 +86,14 @@ class LoraAdapters:
         except (UnidentifiedError, ChangedError, OSError) as error:
             log.warning("pagetier shares no pages of the adapter in %s with other engines: %s", folder, error)
             return _Identified("", ())
+
+
+def _settings_of(config: Any) -> list[object]:
+    """Returns the dtype of adapters, and the given settings that change what is computed with their files."""
+    values = {name: getattr(config, name, None) for name in _SETTINGS}
+    given = {name: value for name, value in values.items() if value not in (None, False)}
+    given |= {name: sorted(value) for name, value in given.items() if isinstance(value, list)}
+    return [str(config.lora_dtype), *([given] if given else [])]
 
 
 def private_name(engine: str, adapter: Any) -> list[object]:

@@ -188,7 +188,7 @@ def open_scheduler(
         half = SchedulerHalf(client, paged, limits, events, private, prefix_cache_of(config))
         half.pool = pool
         if (lora := getattr(config, "lora_config", None)) is not None:
-            half.adapters = LoraAdapters(FileDigests(user_memory()), started_ns(), str(lora.lora_dtype))
+            half.adapters = LoraAdapters(FileDigests(user_memory()), started_ns(), lora)
         if settings.store == "on_eviction":
             half.gpu_pages = gpu_pages_of(config, groups, pool, half.counters)
         return half

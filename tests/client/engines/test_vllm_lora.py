@@ -43,10 +43,9 @@ def relink(link: Path, target: Path, since: int) -> None:
         changed = link.lstat().st_ctime_ns
 
 
-def engine(memory: Path, since: int | None = None, dtype: str = "auto") -> LoraAdapters:
-    return LoraAdapters(
-        FileDigests(memory / "files.json"), time.time_ns() + AFTER_NS if since is None else since, dtype
-    )
+def engine(memory: Path, since: int | None = None, dtype: str = "auto", **settings: Any) -> LoraAdapters:
+    began = time.time_ns() + AFTER_NS if since is None else since
+    return LoraAdapters(FileDigests(memory / "files.json"), began, SimpleNamespace(lora_dtype=dtype, **settings))
 
 
 def name_of(adapters: LoraAdapters, of: Any) -> list[object]:
@@ -61,6 +60,30 @@ def test_engines_share_an_adapter_with_the_same_files(tmp_path: Path) -> None:
     assert name_of(engine(tmp_path), one) == name_of(engine(tmp_path), copy)
     assert name_of(engine(tmp_path), one) != name_of(engine(tmp_path), other)
     assert name_of(engine(tmp_path), one) != name_of(engine(tmp_path, dtype="float32"), one)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"target_modules": ["o_proj"]},
+        {"target_modules": []},
+        {"enable_tower_connector_lora": True},
+        {"enable_mixed_moe_lora_format": True},
+        {"enable_moe_shared_loras": True},
+    ],
+    ids=str,
+)
+def test_engines_that_compute_an_adapter_otherwise_do_not_share_it(tmp_path: Path, setting: dict[str, Any]) -> None:
+    one = adapter(tmp_path / "one")
+    usual: dict[str, Any] = {"target_modules": None, "enable_tower_connector_lora": False}
+    assert name_of(engine(tmp_path, **(usual | setting)), one) != name_of(engine(tmp_path), one)
+    assert name_of(engine(tmp_path, **usual), one) == name_of(engine(tmp_path), one)
+
+
+def test_the_order_of_target_modules_has_no_meaning(tmp_path: Path) -> None:
+    one, modules = adapter(tmp_path / "one"), ["o_proj", "qkv_proj"]
+    names = [name_of(engine(tmp_path, target_modules=given), one) for given in (modules, modules[::-1])]
+    assert names[0] == names[1]
 
 
 def test_a_request_does_not_wait_for_the_files(tmp_path: Path) -> None:
