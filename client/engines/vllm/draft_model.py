@@ -21,11 +21,13 @@ class DraftModel(msgspec.Struct, frozen=True):
         method: How it guesses, in vLLM's words.
         model_config: Its ModelConfig.
         load_config: Its LoadConfig.
+        cache_dtype: The dtype of its cache, if it has one of its own; else "".
     """
 
     method: str
     model_config: Any
     load_config: Any
+    cache_dtype: str = ""
 
 
 def draft_model_of(config: Any) -> DraftModel | None:
@@ -44,7 +46,8 @@ def draft_model_of(config: Any) -> DraftModel | None:
         )
     _check_ranks(config.parallel_config, speculative)
     load = getattr(speculative, "draft_load_config", None) or config.load_config
-    return DraftModel(method, speculative.draft_model_config, load)
+    cache_dtype = str(getattr(speculative, "kv_cache_dtype", None) or "")
+    return DraftModel(method, speculative.draft_model_config, load, cache_dtype)
 
 
 def weights_sources(config: Any, declared: str, since: int) -> tuple[WeightsSource, ...]:

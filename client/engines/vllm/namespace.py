@@ -33,6 +33,8 @@ _TUNING: Final = "attn_temperature_tuning"
 _NOT_READ: Final = ("_name_or_path", "_commit_hash", "transformers_version", _TUNING)
 _CONV_LAYOUT: Final = "VLLM_SSM_CONV_STATE_LAYOUT"
 _SHUFFLED: Final = "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT"
+_MULTIMODAL: Final = ("mm_processor_kwargs", "video_pruning_rate", "mm_encoder_attn_dtype", "media_io_kwargs")
+_DETAILS: Final = {"video_pruning_rate": "video_pruning_method", "mm_encoder_attn_dtype": "mm_encoder_fp8_scale_path"}
 
 
 class PageShape(msgspec.Struct, frozen=True):
@@ -129,6 +131,8 @@ def _revision(config: Any, weights: str) -> dict[str, object]:
     """Returns what identifies the weights and the code that computes with them."""
     model, load, draft = config.model_config, config.load_config, draft_model_of(config)
     drafts = [] if draft is None else [draft.method, _digest(draft.model_config), _quantisation_of(draft.model_config)]
+    drafts += [draft.cache_dtype] if draft is not None and draft.cache_dtype else []
+    classes = getattr(model, "model_class_overrides", None)
     revision: dict[str, object] = {
         "engine": ["vllm", getattr(sys.modules.get("vllm"), "__version__", "")],
         "code": str(getattr(model, "code_revision", None) or ""),
@@ -136,7 +140,7 @@ def _revision(config: Any, weights: str) -> dict[str, object]:
         "load": [str(getattr(load, name, "") or "") for name in ("load_format", "model_loader_extra_config")],
         "weights": weights,
     }
-    return revision | {"drafts": drafts} if drafts else revision
+    return revision | ({"drafts": drafts} if drafts else {}) | ({"classes": classes} if classes else {})
 
 
 def _digest(model: Any) -> str:
@@ -190,8 +194,8 @@ def _multimodal(model: Any) -> dict[str, object]:
     settings = getattr(model, "multimodal_config", None)
     if settings is None:
         return {}
-    names = ("mm_processor_kwargs", "video_pruning_rate", "mm_encoder_attn_dtype", "media_io_kwargs")
-    return {name: getattr(settings, name, None) for name in names}
+    given = {name: getattr(settings, name, None) for name in _MULTIMODAL}
+    return given | {name: getattr(settings, name, None) for of, name in _DETAILS.items() if given[of]}
 
 
 def _processor(config: Any) -> list[str]:

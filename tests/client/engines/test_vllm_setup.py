@@ -190,6 +190,7 @@ def digest(
 DIFFERENCES: dict[str, Callable[[Any], object]] = {
     "architecture": lambda config: setattr(config.model_config.hf_config, "architectures", ["Other"]),
     "code": lambda config: setattr(config.model_config, "code_revision", "v2"),
+    "class": lambda config: setattr(config.model_config, "model_class_overrides", {"Model": "module:Other"}),
     "any setting of the model": lambda config: setattr(config.model_config.hf_config, "layers", 3),
     "rope": lambda config: setattr(config.model_config.hf_config, "rope_theta", 500.0),
     "rope of the text model": lambda config: setattr(
@@ -285,8 +286,11 @@ def test_a_draft_model_changes_the_namespace() -> None:
     other, quantised = with_draft(vllm_config()), with_draft(vllm_config())
     other.speculative_config.draft_model_config.hf_config.layers = 5
     quantised.speculative_config.draft_model_config.quantization = "fp8"
+    cached = [with_draft(vllm_config()) for _ in range(2)]
+    for one, dtype in zip(cached, ("fp8_e4m3", "fp8_e5m2"), strict=True):
+        one.speculative_config.kv_cache_dtype = dtype
     methods = [with_draft(vllm_config(), method) for method in ("draft_model", "eagle", "mtp", "dflash", "dspark")]
-    assert len({digest(one) for one in (config, *methods, other, quantised)}) == 8
+    assert len({digest(one) for one in (config, *methods, other, quantised, *cached)}) == 10
     for method in ("ngram", "suffix", "medusa"):
         assert digest(with_draft(vllm_config(), method)) == digest(config), "its guesses have no state"
 
@@ -304,6 +308,35 @@ def test_each_setting_that_determines_a_page_changes_the_namespace(name: str) ->
     other = deepcopy(config)
     DIFFERENCES[name](other)
     assert digest(config) != digest(other)
+
+
+def with_images(**settings: Any) -> Any:
+    """Returns the configuration of a multimodal model whose videos are pruned and whose encoder computes in FP8."""
+    config = vllm_config()
+    usual = {"video_pruning_rate": 0.5, "video_pruning_method": "evs", "mm_encoder_attn_dtype": "fp8"}
+    config.model_config.multimodal_config = SimpleNamespace(**(usual | settings))
+    return config
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"mm_processor_kwargs": {"num_crops": 4}},
+        {"media_io_kwargs": {"video": {"num_frames": 40}}},
+        {"video_pruning_rate": 0.25},
+        {"video_pruning_method": "vidcom2"},
+        {"mm_encoder_attn_dtype": None},
+        {"mm_encoder_fp8_scale_path": "scales.json"},
+    ],
+    ids=str,
+)
+def test_what_becomes_of_images_changes_the_namespace(setting: dict[str, Any]) -> None:
+    assert digest(with_images(**setting)) != digest(with_images())
+
+
+def test_a_method_of_pruning_that_is_not_used_changes_nothing() -> None:
+    one, other = (with_images(video_pruning_rate=None, video_pruning_method=name) for name in ("evs", "vidcom2"))
+    assert digest(one) == digest(other)
 
 
 def test_groups_layouts_backends_salts_and_weights_have_separate_namespaces() -> None:
