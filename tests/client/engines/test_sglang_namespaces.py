@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from pagetier.client.engines.file_digests import FileDigests
-from pagetier.client.engines.sglang.engine.namespace import EngineFacts, weights_sources
+from pagetier.client.engines.sglang.engine.namespace import EngineFacts, namespace_of, scales_of, weights_sources
 from pagetier.client.engines.sglang.engine.served_engine import ServedEngine
 from pagetier.client.engines.sglang.pools.device_pools import variants_of
-from pagetier.client.engines.weights import identify
+from pagetier.client.engines.weights import ModelIdentity, identify
 from pagetier.client.groups import FullAttention
 
 
@@ -89,3 +89,66 @@ def test_the_log_says_which_page_size_fills_frames() -> None:
     assert engine_of(1)._waste == " that fill 5% of their frames: --page-size 128 fills 100%"
     assert engine_of(64)._waste == engine_of(128)._waste == ""
     assert engine_of(1, topk=2048)._waste == "", "SGLang sets the pages of sparse attention itself"
+
+
+# --- Settings that change the state
+
+
+class Config:
+    architectures = ("Model",)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"layers": 2}
+
+
+def digest(dtype: str = "bfloat16", stored: str = "bfloat16", scales: str = "", **server: Any) -> bytes:
+    """Returns the namespace of an engine whose server has these settings, beside those that SGLang gives it."""
+    config = Config()
+    model = SimpleNamespace(hf_config=config, hf_text_config=config, dtype=dtype, context_len=4096, quantization=None)
+    usual = {"kv_cache_dtype": "auto", "load_format": "auto", "model_loader_extra_config": "{}", "kt_method": "AMXINT4"}
+    facts = EngineFacts("0", model, SimpleNamespace(**(usual | server)), scales=scales)
+    group = SimpleNamespace(kind=FullAttention(16))
+    pool: Any = SimpleNamespace(name="kv", pool=SimpleNamespace(dtype=stored), group=group, layers={}, variants=())
+    paged: Any = SimpleNamespace(page=SimpleNamespace(layout="page-1"))
+    return namespace_of(facts, pool, paged, ModelIdentity("weights"), "").digest
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"load_format": "dummy"},
+        {"load_format": SimpleNamespace(value="dummy")},
+        {"speculative_draft_load_format": "dummy"},
+        {"model_loader_extra_config": '{"adapter": "name"}'},
+        {"kt_weight_path": "experts"},
+        {"kt_method": "AMXINT8"},
+        {"modelopt_quant": "fp8"},
+        {"modelopt_checkpoint_restore_path": "checkpoint"},
+        {"enable_precise_embedding_interpolation": True},
+        {"enable_decoder_swa_bounded_replay": True},
+    ],
+    ids=str,
+)
+def test_a_setting_that_changes_the_state_changes_the_namespace(setting: dict[str, Any]) -> None:
+    assert digest(**setting) != digest()
+
+
+@pytest.mark.parametrize("value", [None, False])
+def test_usual_settings_leave_the_namespace_as_it_was(value: object) -> None:
+    assert digest(enable_decoder_swa_bounded_replay=value, kt_weight_path=None) == digest()
+
+
+def test_the_type_of_computing_is_a_part_of_the_name_of_quantised_pages() -> None:
+    stored = [digest(dtype, "float8_e4m3fn") for dtype in ("bfloat16", "float16")]
+    assert stored[0] != stored[1]
+
+
+def test_the_scales_of_a_cache_are_those_of_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    names = [""]
+    for name, content in (("one", b"1"), ("copy", b"1"), ("other", b"2")):
+        (tmp_path / name).write_bytes(content)
+        names.append(scales_of(SimpleNamespace(quantization_param_path=str(tmp_path / name))))
+    assert scales_of(SimpleNamespace(quantization_param_path=None)) == ""
+    digests = [digest(scales=scales) for scales in names]
+    assert digests[1] == digests[2] and len(set(digests)) == 3

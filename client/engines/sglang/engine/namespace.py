@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from hashlib import sha256
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 
+from pagetier.client.engines.file_digests import FileDigests, user_memory
 from pagetier.client.engines.sglang.pools.device_pools import STATE, DevicePool
 from pagetier.client.engines.weights import ModelIdentity, WeightsSource, source_of
 from pagetier.client.keys import Namespace
@@ -16,6 +18,12 @@ from pagetier.kernels.layout.transfer import PagedCache
 
 _KERNELS = ("attention_backend", "linear_attn_backend", "mamba_backend")
 _ROPE = ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq", "partial_rotary_factor")
+_SETTINGS = (
+    *("load_format", "model_loader_extra_config", "speculative_draft_load_format", "kt_weight_path", "kt_method"),
+    *("modelopt_quant", "modelopt_checkpoint_restore_path"),
+    *("enable_precise_embedding_interpolation", "enable_decoder_swa_bounded_replay"),
+)
+_USUAL = {"load_format": "auto", "model_loader_extra_config": "{}", "kt_method": "AMXINT4"}
 _ORIGIN = frozenset(("_name_or_path", "_commit_hash", "name_or_path", "transformers_version"))
 
 
@@ -30,6 +38,7 @@ class EngineFacts(msgspec.Struct, frozen=True, eq=False):
         stage: The pipeline stage, the number of stages, and the first layer of the stage and of the next one; empty
             without a pipeline.
         tokens: Which of how many shares of the tokens of a page this rank has.
+        scales: The digest of the file with the scales of an FP8 cache; "" without one.
     """
 
     version: str
@@ -38,12 +47,19 @@ class EngineFacts(msgspec.Struct, frozen=True, eq=False):
     draft: Any = None
     stage: tuple[int, ...] = ()
     tokens: tuple[int, int] = (0, 1)
+    scales: str = ""
 
     @property
     def adapters(self) -> bool:
         """Whether requests may have LoRA adapters, of which SGLang hashes names and paths, but not the weights."""
         enabled = self.server.enable_lora
         return bool(self.server.lora_paths if enabled is None else enabled)
+
+
+def scales_of(server: Any) -> str:
+    """Returns the digest of the file with the scales of an FP8 cache; "" without one. Raises OSError."""
+    path = server.quantization_param_path
+    return FileDigests(user_memory()).digests_of([Path(path)])[0] if path else ""
 
 
 def weights_sources(facts: EngineFacts, declared: str, since: int) -> tuple[WeightsSource, ...]:
@@ -86,6 +102,7 @@ def namespace_of(
         revision=_canonical_json(
             {"engine": ["sglang", facts.version], "config": _digest(model.hf_config), "weights": identity.weights}
             | _draft(facts)
+            | _given(facts)
         ),
         dtype=str(model.dtype if pool.name == STATE else pool.pool.dtype).removeprefix("torch."),
         page_tokens=pool.group.kind.page_tokens,
@@ -104,7 +121,7 @@ def namespace_of(
         rope=_canonical_json(
             {name: getattr(model.hf_text_config, name, None) for name in _ROPE} | {"length": model.context_len}
         ),
-        quantisation=_canonical_json([model.quantization, str(server.kv_cache_dtype)]),
+        quantisation=_canonical_json([model.quantization, str(server.kv_cache_dtype), *_computed_in(model, pool)]),
         salt=salt,
         title=identity.title,
     )
@@ -116,6 +133,24 @@ def _draft(facts: EngineFacts) -> dict[str, Any]:
     if draft is None:
         return {}
     return {"draft": [str(facts.server.speculative_algorithm), _digest(draft.hf_config), draft.quantization]}
+
+
+def _given(facts: EngineFacts) -> dict[str, Any]:
+    """Returns the settings that change the state; nothing with the usual ones, so that pages keep their names.
+
+    Another way to load may take other weights from the same files. With bounded replay, the last tokens of a window
+    alone may have been computed, and the engine computes those behind a hit again, which others do not.
+    """
+    values = {name: getattr(facts.server, name, None) for name in _SETTINGS}
+    texts = {name: str(getattr(value, "value", value)) for name, value in values.items() if value}
+    given = {name: text for name, text in texts.items() if text != _USUAL.get(name)}
+    given |= {"scales": facts.scales} if facts.scales else {}
+    return {"settings": given} if given else {}
+
+
+def _computed_in(model: Any, pool: DevicePool) -> list[str]:
+    """Returns the type in which K and V were computed, unless they are stored in it."""
+    return [] if pool.name == STATE or model.dtype == pool.pool.dtype else [str(model.dtype)]
 
 
 def _digest(config: Any) -> str:
