@@ -16,6 +16,7 @@ class FullAttentionSpec:
     block_size: int = TOKENS
     num_kv_heads: int = HEADS
     dcp_sharded: bool = True
+    non_causal: bool = False
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,8 @@ def _check(spec: Any) -> None:
     name = type(spec).__name__
     if _is_of_a_request(spec):
         raise UnsupportedError(f"layers with a {name} take no part in prefix caching")
+    if getattr(spec, "non_causal", False):
+        raise UnsupportedError(f"the state of a token depends on later tokens (prefix LM): {_WITHOUT}")
     if getattr(spec, "compress_ratio", 1) not in (None, 0, 1):
         raise UnsupportedError("layers with one state for several tokens need vLLM 0.32 or later")
     if name == "MambaSpec" and _mode(spec) not in ("align", "all"):

@@ -155,6 +155,7 @@ def test_each_spec_has_its_kind_of_state() -> None:
 @pytest.mark.parametrize(
     "spec",
     [
+        FullAttentionSpec(16, non_causal=True),
         MambaSpec(16, "none"),
         MambaSpec(16, "all", num_speculative_blocks=2),
         UniformTypeKVCacheSpecs(16, {"a": FullAttentionSpec(16), "b": SlidingWindowSpec(16, 48)}),
