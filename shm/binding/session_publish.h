@@ -15,10 +15,16 @@ static bool still_granted(const pt_session *s, uint32_t entry, uint64_t serial, 
            v->entries[entry].writers[part] == s->slot;
 }
 
+/* Returns the bytes of a part, as if all parts of the page had as many: their sum is that of the page. */
+static uint64_t part_bytes(const pt_entry *e, uint32_t part)
+{
+    return e->parts ? e->size * (part + 1) / e->parts - e->size * part / e->parts : 0;
+}
+
 static bool part_finish(Session *self, uint32_t entry, uint64_t serial, uint32_t part)
 {
     const pt_view *v = &self->shared.view;
-    uint64_t bytes = v->entries[entry < v->entry_count ? entry : 0].size;
+    uint64_t bytes = part_bytes(&v->entries[entry < v->entry_count ? entry : 0], part);
     bool stored = still_granted(&self->shared, entry, serial, part) && pt_part_finish(v, entry, part);
     pt_count(stored ? &self->shared.counts->stored_pages : &self->shared.counts->lost_pages, 1);
     pt_count(&self->shared.counts->stored_bytes, stored ? bytes : 0);

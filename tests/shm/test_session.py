@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from anonymous_segments import DAY_NS
 from child_process import in_child
-from pagetier.shm._core import Pins, WriteRule
+from page_reservations import reserve
+from pagetier.shm._core import KEY_BYTES, Pins, WriteRule
 from refused_system_call import MADV_DONTFORK, MADVISE, refuse_system_call
 from session_world import FRAME, KEYS, SessionWorld, copying, first_of, load, page, pinned
 
@@ -26,6 +28,20 @@ def test_a_session_reports_its_slot_and_segments(world: SessionWorld) -> None:
     assert session.disk_bytes == 8 * FRAME
     world.owner.close()
     assert session.closed
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 32])
+def test_the_bytes_of_a_page_count_once_however_many_ranks_store_it(world: SessionWorld, parts: int) -> None:
+    size, space = 2 * FRAME - 1, world.owner.space(bytes(KEY_BYTES), "test", 16, 0, 0)
+    key, sizes = bytes([9]) * KEY_BYTES, size.to_bytes(8, "little")
+    before = sum(each.counts.stored_bytes for each in world.owner.attachments())
+    ranks = [world.join() for _ in range(parts)]
+    for part, rank in enumerate(ranks):
+        granted = reserve(world.owner, rank.slot, space, part, parts, DAY_NS, key, sizes)
+        assert rank.publish(granted.entries, granted.serials, part) == b"\1"
+    after = [each.counts for each in world.owner.attachments()]
+    assert sum(counts.stored_bytes for counts in after) - before == size
+    assert [counts.stored_pages for counts in after[-parts:]] == [1] * parts, "each stored a part of a page"
 
 
 def test_a_retired_session_has_released_everything(world: SessionWorld) -> None:
