@@ -33,6 +33,8 @@ _TUNING: Final = "attn_temperature_tuning"
 _NOT_READ: Final = ("_name_or_path", "_commit_hash", "transformers_version", _TUNING)
 _CONV_LAYOUT: Final = "VLLM_SSM_CONV_STATE_LAYOUT"
 _SHUFFLED: Final = "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT"
+_HUMMING: Final = ("VLLM_HUMMING_ONLINE_QUANT_CONFIG", "VLLM_HUMMING_INPUT_QUANT_CONFIG")
+_QUANTISING: Final = ("VLLM_MARLIN_INPUT_DTYPE", *_HUMMING)
 _MULTIMODAL: Final = ("mm_processor_kwargs", "video_pruning_rate", "mm_encoder_attn_dtype", "media_io_kwargs")
 _DETAILS: Final = {"video_pruning_rate": "video_pruning_method", "mm_encoder_attn_dtype": "mm_encoder_fp8_scale_path"}
 
@@ -181,8 +183,11 @@ def _rope(model: Any) -> dict[str, object]:
 
 
 def _quantisation(config: Any) -> list[object]:
-    """Returns the quantisation of the weights and of the cache."""
-    return [*_quantisation_of(config.model_config), str(config.cache_config.cache_dtype)]
+    """Returns the quantisation of the weights and of the cache, with vLLM's variables that say more, if any is set."""
+    values = {name: getattr(sys.modules.get("vllm.envs"), name, None) for name in _QUANTISING}
+    given = {name: value for name, value in values.items() if value}
+    cache = str(config.cache_config.cache_dtype)
+    return [*_quantisation_of(config.model_config), cache, *([given] if given else [])]
 
 
 def _quantisation_of(model: Any) -> list[object]:

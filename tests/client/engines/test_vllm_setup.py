@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
@@ -309,6 +310,27 @@ def test_each_setting_that_determines_a_page_changes_the_namespace(name: str) ->
     other = deepcopy(config)
     DIFFERENCES[name](other)
     assert digest(config) != digest(other)
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        {"VLLM_MARLIN_INPUT_DTYPE": "int8"},
+        {"VLLM_HUMMING_ONLINE_QUANT_CONFIG": {"dtype": "int4"}},
+        {"VLLM_HUMMING_INPUT_QUANT_CONFIG": {"dtype": "float8e4m3"}},
+    ],
+    ids=str,
+)
+def test_variables_that_quantise_change_the_namespace(
+    variable: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unset = dict.fromkeys(variable)
+    monkeypatch.setitem(sys.modules, "vllm.envs", SimpleNamespace(**unset))
+    before = digest(vllm_config())
+    monkeypatch.setitem(sys.modules, "vllm.envs", SimpleNamespace(**variable))
+    assert digest(vllm_config()) != before
+    monkeypatch.delitem(sys.modules, "vllm.envs")
+    assert digest(vllm_config()) == before
 
 
 def with_images(**settings: Any) -> Any:
