@@ -30,7 +30,9 @@ from pagetier.kernels.layout.page_layout import PageLayout
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _FLUSH_TIMEOUT_S: Final = 5.0  # for the response to a flush, before the next one is sent
 _TUNING: Final = "attn_temperature_tuning"
-_NOT_READ: Final = ("_name_or_path", "_commit_hash", "transformers_version", _TUNING)
+_ORIGIN: Final = ("_name_or_path", "_commit_hash", "transformers_version")
+_SET_BY_DRAFTS: Final = ("draft_vocab_size", "target_layer_count")  # by the process that loads an EAGLE-3 draft
+_NOT_READ: Final = (*_ORIGIN, *_SET_BY_DRAFTS, _TUNING)
 _CONV_LAYOUT: Final = "VLLM_SSM_CONV_STATE_LAYOUT"
 _SHUFFLED: Final = "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT"
 _HUMMING: Final = ("VLLM_HUMMING_ONLINE_QUANT_CONFIG", "VLLM_HUMMING_INPUT_QUANT_CONFIG")

@@ -297,6 +297,14 @@ def test_a_draft_model_changes_the_namespace() -> None:
         assert digest(with_draft(vllm_config(), method)) == digest(config), "its guesses have no state"
 
 
+def test_what_vllm_writes_into_the_configuration_of_a_draft_changes_nothing() -> None:
+    """It does so in the process that loads the draft, which is that of the scheduler with one rank only."""
+    unwritten, written = with_draft(vllm_config()), with_draft(vllm_config())
+    written.speculative_config.draft_model_config.hf_config.target_layer_count = 2
+    written.speculative_config.draft_model_config.hf_config.draft_vocab_size = 1024
+    assert digest(unwritten) == digest(written)
+
+
 def test_unsupported_draft_models_are_rejected() -> None:
     with pytest.raises(UnsupportedError, match='drafts by "custom_class" are not supported: name another method'):
         draft_model_of(with_draft(vllm_config(), "custom_class"))
