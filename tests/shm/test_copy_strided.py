@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from child_process import in_child
 from pagetier.shm._core import gather, scatter
 from seeded_random import chance
 from strided_tables import FRAME, ORDERS, Shape, Tables
@@ -63,6 +64,15 @@ def test_empty_tables_copy_nothing() -> None:
     tables.pages["position"] = -1000
     tables.blocks[:] = -1
     gathered(tables)
+
+
+def test_planes_of_which_nothing_is_copied_do_no_harm() -> None:
+    """The bytes of all heads of a token are 2**64, in 64 bits none, by which the tokens of a piece were derived."""
+    tables = Tables(Shape(width=4, heads=1, other_heads=0, planes=2))
+    tables.pages["end"] = tables.pages["first"]
+    tables.planes["heads"], tables.planes["head"], tables.planes["page_head"] = 2**62, 0, 0
+    tables.planes["token"] = 1024
+    assert in_child(lambda: gather(*tables.plain(1))) == 0
 
 
 def test_rows_of_skipped_pages_are_not_validated() -> None:

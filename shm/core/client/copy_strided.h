@@ -190,7 +190,10 @@ static inline int64_t pt_pieces_of_tokens(const pt_transfer *t)
 static inline void pt_transfer_run(const pt_transfer *t, enum pt_direction way, uint32_t threads)
 {
     int64_t pairs = t->page_count * t->plane_count;
-    threads = pt_copy_threads(pt_transfer_bytes(t), threads);
+    uint64_t bytes = pt_transfer_bytes(t);
+    if (!bytes)
+        return; /* the rows of a plane of which nothing is copied may have any size, also 0 */
+    threads = pt_copy_threads(bytes, threads);
     bool alternate = way == PT_INTO_ARENA && pt_planes_alternate(t);
     pt_pieces work = {t, way, alternate, alternate ? pt_pieces_of_tokens(t) : 1, 0};
     if (threads > 1 && pairs && work.pieces * pairs < PT_PIECES * threads)
