@@ -24,7 +24,10 @@ static bool put_prompts(PyObject *given, uint32_t count, uint8_t *at)
 static PyObject *request_frame(const pt_reserve_head *head, const char *name, PyObject *prompts, const array *pages)
 {
     size_t rows = pt_prompts_of(head) * sizeof(pt_prompt_row);
-    uint32_t length = (uint32_t)(sizeof *head + head->name_bytes + rows + (size_t)pages->view.len);
+    size_t bytes = sizeof *head + head->name_bytes + rows + (size_t)pages->view.len;
+    if (bytes > UINT32_MAX)
+        return PyErr_Format(PyExc_ValueError, "a request of %zu bytes is longer than a message can be", bytes);
+    uint32_t length = (uint32_t)bytes;
     PyObject *frame = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)length + PT_LENGTH_BYTES);
     uint8_t *at = frame ? (uint8_t *)PyBytes_AsString(frame) : NULL;
     if (!frame)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import struct
 from array import array
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from child_process import in_child
 from pagetier.shm import _core
 from pagetier.shm._core import (
     KEY_BYTES,
@@ -38,6 +40,7 @@ from pagetier.shm.page_rows import (
 )
 from pagetier.shm.protocol import Prompt, ProtocolError, Reserve, Reserved, Space
 
+MAP_NORESERVE = 0x4000
 U8, U32, U64 = st.integers(0, 2**8 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 KEYS = st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES)
 PAGES = st.lists(st.builds(PageRequest, KEYS, U64), max_size=5)
@@ -164,6 +167,19 @@ def test_prompts_of_other_types_are_refused(prompts: object) -> None:
     fields = (1, bytes(KEY_BYTES), "s", 16, 0, 0, 0, 1, bytes(40), 0, prompts, 0, 0)
     with pytest.raises((TypeError, ValueError)):
         _core.pack_reserve(*fields)  # type: ignore[arg-type]
+
+
+def test_a_request_whose_length_has_33_bits_is_refused() -> None:
+    """Its rows were copied behind the end of a message of 128 bytes."""
+
+    rows = (2**32 // 40 + 1) * 40
+
+    def pack_too_many() -> None:
+        pages = mmap.mmap(-1, rows, mmap.MAP_PRIVATE | MAP_NORESERVE)
+        with pytest.raises(ValueError, match=r"a request of 42949\d{5} bytes is longer than a message can be"):
+            _core.pack_reserve(1, bytes(KEY_BYTES), "s", 16, 0, 0, 0, 1, pages, 0, None, 0, 0)
+
+    assert in_child(pack_too_many) == 0
 
 
 def test_a_digest_of_another_length_is_refused() -> None:
