@@ -79,10 +79,20 @@ class Daemon:
             return False
         return True
 
-    def ask(self, request: Request, kind: type[_Answer]) -> _Answer:
-        """Returns the response. Raises Unreachable if none of this kind comes, Refused if the request is rejected."""
+    def ask(self, request: Request, kind: type[_Answer], work: float = 0.0) -> _Answer:
+        """Returns the response.
+
+        Args:
+            request: The request.
+            kind: The class of its response.
+            work: The seconds that the request allows the daemon before it has to respond.
+
+        Raises:
+            Unreachable: No response of this kind comes.
+            Refused: The request is rejected.
+        """
         try:
-            answer = self._link.ask(request, _ANSWER_S)
+            answer = self._link.ask(request, work + _ANSWER_S)
         except LinkError as error:
             raise _unreachable(self.path, str(error)) from error
         if isinstance(answer, Refusal):

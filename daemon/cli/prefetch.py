@@ -99,10 +99,14 @@ def _parts(daemon: Daemon, keys: bytes, timeout: float) -> Iterator[Fetched]:
     """Yields the outcomes of the pages, a part at a time, up to the first part that is not in memory as a whole."""
     deadline = Deadline(timeout)
     for number, asked in enumerate(PAGE_KEYS.batches(keys, AT_ONCE), 1):
-        part = daemon.ask(Fetch(number, asked, deadline.left), Fetched)
+        part = _read(daemon, number, asked, deadline.left)
         yield part
         if set(part.outcomes) - {FetchOutcome.IN_MEMORY}:
             return
+
+
+def _read(daemon: Daemon, number: int, keys: bytes, seconds: float) -> Fetched:
+    return daemon.ask(Fetch(number, keys, seconds), Fetched, seconds)
 
 
 def _read_namespaces(daemon: Daemon, namespace: str, timeout: float) -> PrefetchOutcome:
@@ -110,6 +114,6 @@ def _read_namespaces(daemon: Daemon, namespace: str, timeout: float) -> Prefetch
     found = asyncio.run(pages_to_read(daemon.observer, read_status(daemon.observer), spaces))
     reads, deadline = NamespaceReads(daemon.observer, found), Deadline(timeout)
     while keys := reads.next_keys():
-        reads.take(daemon.ask(Fetch(1, keys, deadline.left), Fetched))
+        reads.take(_read(daemon, 1, keys, deadline.left))
     reason = reads.reason(why_unlisted(daemon.observer, daemon.extras))
     return PrefetchOutcome(found.pages, found.in_memory + reads.read, reason, reads.read)

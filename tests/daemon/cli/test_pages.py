@@ -25,8 +25,9 @@ from pagetier.daemon.stats.namespace_reads import NamespaceReads
 from pagetier.daemon.stats.page_lookup import LEFT_OUT, PagesOnDisk, pages_to_read
 from pagetier.shm import clock
 from pagetier.shm._core import KEY_BYTES, TierFlag
+from pagetier.shm.daemon_link import Link
 from pagetier.shm.exit_codes import Exit
-from pagetier.shm.protocol import Fetched, FetchOutcome, Forget, Request
+from pagetier.shm.protocol import Answer, Fetch, Fetched, FetchOutcome, Forget, Request
 from running_daemon import RunningDaemon, namespace
 
 SPACE, OTHER = namespace(), namespace(revision="other")
@@ -324,11 +325,11 @@ def test_pages_that_have_just_left_the_disk_do_not_keep_others_of_the_namespace_
                 drop()
             return found
 
-        def asked(self: Daemon, request: Request, kind: Any) -> Any:
+        def asked(self: Daemon, request: Request, *more: Any) -> Any:
             requests.append(request)
             if when == "while" and len(requests) == 1:
                 drop()
-            return ask(self, request, kind)
+            return ask(self, request, *more)
 
         monkeypatch.setattr(prefetch, "pages_to_read", listed)
         monkeypatch.setattr(Daemon, "ask", asked)
@@ -375,6 +376,26 @@ def test_a_disk_that_is_away_is_why_pages_of_a_namespace_are_not_read_or_pinned(
         assert pinned.stdout.startswith("2 pages pinned;")
         assert "pages that are only on disk are not pinned: the disk tier is" in " ".join(pinned.stderr.split())
         assert not unpinned.stderr, "no page that is only on disk is pinned"
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["prompt", "namespace"])
+def test_a_prefetch_waits_longer_than_the_daemon_may_take(
+    daemon: DiskDaemon, client: Client, tokens_file: str, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gave up after a minute, and said that the daemon does not answer."""
+    daemon.push_out(client, KEYS)
+    patience = list[tuple[float, float]]()
+    ask = Link.ask
+
+    def asked(self: Link, request: Request, timeout: float) -> Answer:
+        if isinstance(request, Fetch):
+            patience.append((request.timeout, timeout))
+        return ask(self, request, timeout)
+
+    monkeypatch.setattr(Link, "ask", asked)
+    words = ("--namespace", SPACE.digest.hex(), "--timeout", "10m", *(("--tokens-file", tokens_file) if named else ()))
+    daemon.pagetier("pages", "prefetch", *words)
+    assert [taken > 60 and taken < most for taken, most in patience] == [True]
 
 
 @as_root
