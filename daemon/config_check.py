@@ -41,8 +41,8 @@ def check_config(config: Config, host: Host, leftovers: Leftovers = Leftovers.AD
     Raises:
         ConfigError: The token cannot be read; or the fleet needs something that is missing or wrong here: without it,
             the daemon would start and serve from this host only. For a worker that is a service it is a warning: it may
-            run in another image. The message of this and the others has all that would be raised; the warnings are
-            written to stderr before.
+            run in another image. So is a folder that is away beside a running daemon, which can be reloaded then. The
+            message of this and the others has all that would be raised; the warnings are written to stderr before.
         SocketError: A socket cannot be opened.
         ShmError: The arena does not fit, or segments belong to another user.
         UnfitError: An earlier daemon has left pages that a start would refuse.
@@ -59,7 +59,7 @@ def check_config(config: Config, host: Host, leftovers: Leftovers = Leftovers.AD
     _check_sockets(config, daemon, mistakes)
     if config.remote.url:
         with mistakes.noted():
-            remarks += _check_fleet(config)
+            remarks += _check_fleet(config, daemon)
     with mistakes.noted():
         remarks += _check_pages_on_disk(config, daemon, leftovers)
     with mistakes.noted():
@@ -154,13 +154,14 @@ def _check_pages_on_disk(config: Config, daemon: FoundDaemon | None, leftovers: 
             yield f"warning: {why}: {REMEDY}"
 
 
-def _check_fleet(config: Config) -> Iterator[str]:
+def _check_fleet(config: Config, daemon: FoundDaemon | None) -> Iterator[str]:
     from pagetier.tiers.base import TierError
-    from pagetier.tiers.fleet.check_host import check_host
+    from pagetier.tiers.fleet.check_host import FolderAwayError, check_host
 
     try:
         check_host(config.remote.fleet)
     except TierError as error:
-        if config.remote.worker == "spawn":
+        is_away = daemon is not None and isinstance(error, FolderAwayError)
+        if config.remote.worker == "spawn" and not is_away:
             raise ConfigError(f"fleet: {error}") from error
         yield f"warning: on this host {error}"

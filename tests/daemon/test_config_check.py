@@ -18,7 +18,7 @@ from eventually import eventually
 from fake_host import host_files
 from free_ports import free_ports
 from other_users import as_root
-from pagetier.daemon.config.loader import load
+from pagetier.daemon.config.loader import ConfigError, load
 from pagetier.daemon.config_check import check_config
 from pagetier.daemon.host import arena_fit
 from pagetier.daemon.host.host import Host, SharedMemory
@@ -239,6 +239,16 @@ def test_the_arena_of_a_daemon_that_runs_fits_however_little_memory_is_left(tmp_
         assert lines[0] == "the configuration is valid"
         with pytest.raises(ShmError, match="does not fit"):
             list(check_config(load(None, {}, own | {"arena.size": "32MiB"}), full))
+
+
+def test_a_fleet_whose_folder_is_not_mounted_lets_a_running_daemon_be_reloaded(tmp_path: Path) -> None:
+    given = {"arena.size": "1MiB", "arena.frame_size": "64KiB", "remote.url": f"file://{tmp_path}/away"}
+    with RunningDaemon("1MiB", "64KiB") as daemon:
+        running = load(None, {}, given | {"name": daemon.name, "socket": str(daemon.socket)})
+        why = f"{tmp_path}/away is not a folder: create it, or mount its file system"
+        assert f"warning: on this host {why}" in list(check_config(running, Host()))
+    with pytest.raises(ConfigError, match="is not a folder"):
+        list(check_config(running, Host()))
 
 
 def test_an_index_smaller_than_the_arena_is_a_warning() -> None:

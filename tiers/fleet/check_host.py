@@ -16,6 +16,10 @@ from pagetier.tiers.worker_protocol import FleetOptions
 _LIBRARIES: Final = {"s3": ("obstore", "s3"), "mooncake": ("mooncake", "mooncake")}
 
 
+class FolderAwayError(TierError):
+    """The fleet's folder is not there, as while its file system is not mounted."""
+
+
 def check_host(options: FleetOptions) -> None:
     """Checks the library, the folder and the key file of a fleet.
 
@@ -35,9 +39,9 @@ def check_host(options: FleetOptions) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises TierError unless the folder exists, and is absent if its file system is not mounted."""
+    """Raises TierError unless the folder exists, and would not if its file system were not mounted."""
     if not folder.is_dir():
-        raise TierError(f"{folder} is not a folder: create it, or mount its file system")
+        raise FolderAwayError(f"{folder} is not a folder: create it, or mount its file system")
     if os.path.ismount(folder):
         raise TierError(f"{folder} is a mount point: set remote.url to a folder in it, absent while it is not mounted")
 
