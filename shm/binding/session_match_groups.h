@@ -138,7 +138,8 @@ static void groups_search(Session *self, asked_groups *a)
 /* match_groups(type, groups, limit) -> (tokens, reach, asked, pins of each group). It counts nothing. */
 static PyObject *session_match_groups(Session *self, PyObject *args)
 {
-    asked_groups a = {0};
+    asked_groups a; /* most of its 10 KiB are for groups that a match does not have: clearing them took 0.1 us */
+    a.count = 0, a.pages = 0, a.agreed = (pt_agreed){0};
     PyObject *given, *pins = NULL;
     unsigned long long limit;
     if (!PyArg_ParseTuple(args, "O!O!K", &PyType_Type, &a.type, &PyTuple_Type, &given, &limit))
