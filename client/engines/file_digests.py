@@ -140,6 +140,11 @@ def user_cache(environment: Mapping[str, str] = os.environ) -> Path:
         return Path(os.devnull)
 
 
+def digest_of_setting(path: str | None) -> str:
+    """Returns the digest of a file that a setting names; "" where it names none. Raises as digests_of() does."""
+    return FileDigests(user_memory()).digests_of([Path(path)])[0] if path else ""
+
+
 def user_memory(environment: Mapping[str, str] = os.environ) -> Path:
     """Returns the file that remembers digests for this user."""
     return user_cache(environment) / "pagetier" / "files.json"

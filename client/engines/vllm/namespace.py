@@ -20,6 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from pagetier.client.client import Client
+from pagetier.client.engines.file_digests import digest_of_setting
 from pagetier.client.engines.vllm.draft_model import draft_model_of
 from pagetier.client.engines.vllm.group_kinds import layer_specs
 from pagetier.client.engines.vllm.rank_share import ContextShare
@@ -38,7 +39,6 @@ _SHUFFLED: Final = "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT"
 _HUMMING: Final = ("VLLM_HUMMING_ONLINE_QUANT_CONFIG", "VLLM_HUMMING_INPUT_QUANT_CONFIG")
 _QUANTISING: Final = ("VLLM_MARLIN_INPUT_DTYPE", *_HUMMING)
 _MULTIMODAL: Final = ("mm_processor_kwargs", "video_pruning_rate", "mm_encoder_attn_dtype", "media_io_kwargs")
-_DETAILS: Final = {"video_pruning_rate": "video_pruning_method", "mm_encoder_attn_dtype": "mm_encoder_fp8_scale_path"}
 
 
 class PageShape(msgspec.Struct, frozen=True):
@@ -202,7 +202,10 @@ def _multimodal(model: Any) -> dict[str, object]:
     if settings is None:
         return {}
     given = {name: getattr(settings, name, None) for name in _MULTIMODAL}
-    return given | {name: getattr(settings, name, None) for of, name in _DETAILS.items() if given[of]}
+    if given["video_pruning_rate"]:
+        given["video_pruning_method"] = getattr(settings, "video_pruning_method", None)
+    scales = digest_of_setting(getattr(settings, "mm_encoder_fp8_scale_path", None))
+    return given | ({"mm_encoder_fp8_scales": scales} if scales else {})
 
 
 def _processor(config: Any) -> list[str]:

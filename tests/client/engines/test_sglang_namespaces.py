@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pagetier.client.engines.file_digests import FileDigests
-from pagetier.client.engines.sglang.engine.namespace import EngineFacts, namespace_of, scales_of, weights_sources
+from pagetier.client.engines.file_digests import FileDigests, digest_of_setting
+from pagetier.client.engines.sglang.engine.namespace import EngineFacts, namespace_of, weights_sources
 from pagetier.client.engines.sglang.engine.served_engine import ServedEngine
 from pagetier.client.engines.sglang.pools.device_pools import variants_of
 from pagetier.client.engines.weights import ModelIdentity, identify
@@ -148,7 +148,7 @@ def test_the_scales_of_a_cache_are_those_of_their_file(tmp_path: Path, monkeypat
     names = [""]
     for name, content in (("one", b"1"), ("copy", b"1"), ("other", b"2")):
         (tmp_path / name).write_bytes(content)
-        names.append(scales_of(SimpleNamespace(quantization_param_path=str(tmp_path / name))))
-    assert scales_of(SimpleNamespace(quantization_param_path=None)) == ""
+        names.append(digest_of_setting(str(tmp_path / name)))
+    assert digest_of_setting(None) == ""
     digests = [digest(scales=scales) for scales in names]
     assert digests[1] == digests[2] and len(set(digests)) == 3

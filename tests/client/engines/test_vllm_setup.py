@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -357,12 +358,22 @@ def with_images(**settings: Any) -> Any:
         {"video_pruning_rate": 0.25},
         {"video_pruning_method": "vidcom2"},
         {"mm_encoder_attn_dtype": None},
-        {"mm_encoder_fp8_scale_path": "scales.json"},
     ],
     ids=str,
 )
 def test_what_becomes_of_images_changes_the_namespace(setting: dict[str, Any]) -> None:
     assert digest(with_images(**setting)) != digest(with_images())
+
+
+def test_the_scales_of_an_encoder_are_known_by_their_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of scales that is calibrated again has the same path."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    file = tmp_path / "scales.json"
+    found = {digest(with_images())}
+    for scales in ("{}", "[1.5]"):
+        file.write_text(scales)
+        found.add(digest(with_images(mm_encoder_fp8_scale_path=str(file))))
+    assert len(found) == 3
 
 
 def test_a_method_of_pruning_that_is_not_used_changes_nothing() -> None:

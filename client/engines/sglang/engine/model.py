@@ -13,7 +13,8 @@ from sglang.srt.distributed.utils import get_pp_indices
 from sglang.srt.mem_cache.hybrid_cache.linker_pool_assembler import resolve_hybrid_device_pool_group
 from sglang.srt.runtime_context import get_parallel, get_server_args
 
-from pagetier.client.engines.sglang.engine.namespace import EngineFacts, scales_of
+from pagetier.client.engines.file_digests import digest_of_setting
+from pagetier.client.engines.sglang.engine.namespace import EngineFacts
 from pagetier.client.engines.sglang.engine.version import VERSION, require_known_version
 from pagetier.client.engines.sglang.pools.device_pools import DRAFT, WINDOW, divides_layers
 from pagetier.client.engines.unsupported import UnsupportedError
@@ -94,7 +95,8 @@ def engine_facts(server: Any, params: Any = None) -> EngineFacts:
     """
     draft = _draft_model(server) if params is not None and _draft_pools(params) else None
     view = resolving_view(server)
-    return EngineFacts(VERSION, ModelConfig.from_server_args(server), view, draft, scales=scales_of(view))
+    scales = digest_of_setting(view.quantization_param_path)
+    return EngineFacts(VERSION, ModelConfig.from_server_args(server), view, draft, scales=scales)
 
 
 def _draft_pools(params: Any) -> tuple[Any, ...]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from hashlib import sha256
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 
-from pagetier.client.engines.file_digests import FileDigests, user_memory
 from pagetier.client.engines.sglang.pools.device_pools import STATE, DevicePool
 from pagetier.client.engines.weights import ModelIdentity, WeightsSource, source_of
 from pagetier.client.keys import Namespace
@@ -54,12 +52,6 @@ class EngineFacts(msgspec.Struct, frozen=True, eq=False):
         """Whether requests may have LoRA adapters, of which SGLang hashes names and paths, but not the weights."""
         enabled = self.server.enable_lora
         return bool(self.server.lora_paths if enabled is None else enabled)
-
-
-def scales_of(server: Any) -> str:
-    """Returns the digest of the file with the scales of an FP8 cache; "" without one. Raises OSError."""
-    path = server.quantization_param_path
-    return FileDigests(user_memory()).digests_of([Path(path)])[0] if path else ""
 
 
 def weights_sources(facts: EngineFacts, declared: str, since: int) -> tuple[WeightsSource, ...]:
