@@ -84,7 +84,7 @@ class FleetTier:
         self.writes = WriteThrough(self._owner.header().arena_bytes)
         self.writes.rate = options.rate
         self._supervisor = Supervisor(segments, options.fleet, self, loop, self._source(socket))
-        self._is_open = False
+        self._is_open, self._slot = False, 0
         self._heard_at = self._asked_at = self._turn_at = 0.0
         self._rate = BusyRate()
         self.report = self._before = FleetStatus(url=shown_url(options.url))
@@ -189,15 +189,13 @@ class FleetTier:
 
     def started(self, slot: int, send: CommandSender) -> None:
         """Implements WorkerHandler.started()."""
-
-        def send_read(command: Command) -> None:
-            if isinstance(command, Read):
-                self._rate.began(PAGES_TO_READ.count(command.pages), self._loop.time())
-            send(command)
-
-        self._reads.begin(FLEET, slot, send_read)
-        self._send = send
+        self._slot, self._send = slot, send
         self._heard_at = self._loop.time()
+
+    def _send_read(self, command: Command) -> None:
+        if isinstance(command, Read):
+            self._rate.began(PAGES_TO_READ.count(command.pages), self._loop.time())
+        self._send(command)
 
     def hear(self, report: Report) -> None:
         """Implements WorkerHandler.hear(). Raises ProtocolError for a report that is invalid now."""
@@ -205,7 +203,7 @@ class FleetTier:
         match report:
             case Found():
                 self.questions.found(report)
-            case HasRead():
+            case HasRead() if self._is_open:
                 self._has_read(report)
             case Wrote():
                 self._health.judge_write(report.stored, self.writes.wrote(report))
@@ -242,6 +240,7 @@ class FleetTier:
     def _open(self, state: FleetState) -> None:
         self._is_open = True
         self._health.answers()
+        self._reads.begin(FLEET, self._slot, self._send_read)  # not before: it may never open
         self.questions.send = self._send
         self.writes.begin(self._send)
         self.follow(self._options)

@@ -20,10 +20,21 @@ from pagetier.daemon.fleet.fleet_tier import _PATIENCE, FleetTier
 from pagetier.daemon.reads.lower_tier_reads import LowerTierReads
 from pagetier.daemon.status.fleet_status import FleetStatus
 from pagetier.shm._core import KEY_BYTES, ReserveOutcome, page_requests
-from pagetier.shm.protocol import Reserve, Reserved, Space
+from pagetier.shm.page_rows import LOCATED_PAGES, LocatedPage
+from pagetier.shm.protocol import FetchLocated, FetchOutcome, Reserve, Reserved, Space
 from pagetier.shm.segments import Segments
 from pagetier.tiers.base import UNTRIED, FleetState
-from pagetier.tiers.worker_protocol import Command, FleetOpened, FleetReport, GetState, HasRead, Stored, Write, Wrote
+from pagetier.tiers.worker_protocol import (
+    Command,
+    FleetOpened,
+    FleetReport,
+    GetState,
+    HasRead,
+    Read,
+    Stored,
+    Write,
+    Wrote,
+)
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 STATE = FleetState(url="file:///pages")
@@ -35,12 +46,12 @@ class Fleet:
 
     def __init__(self, segments: Segments, monkeypatch: pytest.MonkeyPatch) -> None:
         loop = asyncio.get_running_loop()
-        reads, options = LowerTierReads(segments.owner, 1, loop), RemoteOptions(url="file:///pages")
+        self.reads, options = LowerTierReads(segments.owner, 1, loop), RemoteOptions(url="file:///pages")
         self.reports: list[FleetStatus] = []
         self.commands: list[Command] = []
         self.replaced: list[str] = []
         self.answers = True
-        self.tier = FleetTier(segments, options, reads, self.reports.append, loop, Path("socket"))
+        self.tier = FleetTier(segments, options, self.reads, self.reports.append, loop, Path("socket"))
         monkeypatch.setattr(self.tier._supervisor, "replace", self.replaced.append)
         self.timeout = options.timeout
         self.tier.started(0, self.send)
@@ -103,6 +114,27 @@ async def test_a_worker_has_time_to_open_its_fleet(segments: Segments, monkeypat
     assert not fleet.replaced
     await fleet.lives(0.1)
     assert fleet.replaced == ["did not answer and was killed"]
+
+
+async def test_a_worker_gets_pages_to_read_when_it_has_opened_the_fleet(
+    segments: Segments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then no engine is to wait for it: the store may hang in the opening."""
+    fleet, outcomes, space = Fleet(segments, monkeypatch), list[FetchOutcome](), Space(bytes(KEY_BYTES), "model", 16)
+    slot = segments.owner.attach(os.getpid(), os.geteuid(), 1, 0, "fleet")
+    fleet.tier.started(slot, fleet.send)
+    number = segments.owner.space(space.digest, space.name, space.page_tokens, 0, 0)
+    request = FetchLocated(1, LOCATED_PAGES.pack([LocatedPage(bytes(KEY_BYTES), 4096, 0)]), 0.0, (space,))
+
+    def ask() -> None:
+        fleet.reads.ask_located(request, lambda answer: outcomes.append(FetchOutcome(answer.outcomes[0])), [number])
+
+    ask()
+    fleet.tier.hear(FleetOpened(STATE))
+    ask()
+    assert outcomes == [FetchOutcome.ABSENT, FetchOutcome.PENDING]
+    assert sum(isinstance(command, Read) for command in fleet.commands) == 1
+    fleet.tier.ended(slot, "killed")
 
 
 async def test_a_page_that_cannot_be_read_is_absent_for_ten_seconds(
