@@ -66,6 +66,13 @@ def test_a_store_that_cannot_be_opened_is_one_line(url: str, message: str) -> No
     assert "\n" not in str(raised.value)
 
 
+def test_a_module_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "failing_store.py").write_text("raise RuntimeError('first line\\nsecond line')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(TierError, match=r"failing_store:Store cannot be imported: RuntimeError: first line$"):
+        open_fleet(FleetOptions(url="python://failing_store:Store"))
+
+
 def test_a_store_that_does_not_open_in_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "_OPENING_S", 0.2)
     with pytest.raises(TierError, match=r"no answer within 0\.2 s"):

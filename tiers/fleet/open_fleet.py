@@ -111,6 +111,6 @@ def _imported(name: str) -> Callable[[StoreSettings], ObjectStore]:
     module, _, kind = name.partition(":")
     try:
         found: Callable[[StoreSettings], ObjectStore] = getattr(importlib.import_module(module), kind)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise TierError(f"python://{name} cannot be imported: {error}") from error
+    except Exception as error:
+        raise TierError(f"python://{name} cannot be imported: {one_line(error)}") from error
     return found
