@@ -23,6 +23,7 @@ from pagetier.shm.protocol import Space
 
 NO_ROOM = "there is no room: drop pages first"
 SKIPPED = "another page of the same write had failed"
+TOO_LARGE = "pages are larger than buffers in remote.url: raise it"
 UNTRIED = "an earlier page of the same request failed"
 
 
@@ -81,7 +82,8 @@ class Written(msgspec.Struct, frozen=True):
 
     Attributes:
         stored: Whether the page is in the tier now.
-        reasons: Why it is not, "" if it is; NO_ROOM if pages must be dropped first, SKIPPED if it was not tried.
+        reasons: Why it is not, "" if it is; NO_ROOM if pages must be dropped first, SKIPPED if it was not tried,
+            TOO_LARGE if no try would help.
         undropped: Why some drops may still be in the tier, "" if all are gone.
         disk_bytes: Bytes passed to the file system or to the fleet, trees and free lists included.
         present: The numbers of pages that were stored before, and were not written again.

@@ -205,8 +205,8 @@ class Complete(_WorkerMessage, frozen=True):
 class Stored(IntEnum):
     """The result of one page of a Write.
 
-    GONE: it had left memory; NO_ROOM: pages must be dropped first; PRESENT: the fleet had it already; SKIPPED: it was
-    not tried after another page of the same write had failed.
+    GONE: it had left memory; NO_ROOM: pages must be dropped first, or it is TOO_LARGE for the fleet; PRESENT: the fleet
+    had it already; SKIPPED: it was not tried after another page of the same write had failed.
     """
 
     FAILED = 0

@@ -67,8 +67,8 @@ class FleetHealth:
             self.judge(Call.READ, report.reason if failed else "")
 
     def judge_write(self, stored: bytes, trouble: str) -> None:
-        """Takes note of the results of a write; one whose pages had all left memory asked nothing of the store."""
-        if set(stored) == {Stored.GONE}:
+        """Takes note of the results of a write, unless no page of it was tried."""
+        if set(stored) <= {Stored.GONE, Stored.NO_ROOM}:
             self.writes.return_probe(loop_clock.now())
         else:
             self.judge(Call.WRITE, trouble)
@@ -94,10 +94,10 @@ class FleetHealth:
             log.warning("no fleet: %s; serving from this host only", why, extra=event("fleet_down"))
 
     def report_given_up(self, pages: int, why: str) -> None:
-        """Logs that pages have left memory unwritten, at most once a minute. `pages` counts them from the start on."""
+        """Logs that pages were given up unwritten, at most once a minute. `pages` counts them from the start on."""
         if pages > self._given_up and self._throttle.count_line():
             count, self._given_up = pages - self._given_up, pages
-            line = "%d pages have left memory and are not in the fleet: %s; hosts compute them and what follows them"
+            line = "%d pages were given up and are not in the fleet: %s; hosts compute them and what follows them"
             log.warning(line, count, why, extra=event("fleet_given_up", count=count))
 
     def _report(self, breaker: Breaker, trouble: str) -> None:

@@ -15,6 +15,7 @@ from pagetier.daemon.workers.worker_process import CommandSender, no_worker
 from pagetier.shm._core import HISTORY_BYTES
 from pagetier.shm.page_rows import PAGES_TO_WRITE, PageToWrite
 from pagetier.shm.protocol import ProtocolError, Reserve, Reserved
+from pagetier.tiers.base import TOO_LARGE
 from pagetier.tiers.worker_protocol import Stored, Write, Wrote
 
 _SETTLING_S: Final = 0.5  # after its reservation, a page is usually complete
@@ -52,7 +53,7 @@ class WriteCounts(msgspec.Struct):
         present: Pages that the fleet had already.
         gone: Pages that left memory, or were never complete, before they could be written.
         dropped: Pages that did not fit into the queue.
-        failed: Pages that the fleet did not take until they left memory.
+        failed: Pages that the fleet did not take until they left memory, or that are too large for it.
         waiting: Pages that the fleet did not take, and that are tried again.
     """
 
@@ -217,6 +218,9 @@ class WriteThrough:
                 counts.stored_bytes += page.size
             case Stored.PRESENT:
                 counts.present += 1
+            case Stored.NO_ROOM:
+                counts.failed += 1
+                self.given_up = TOO_LARGE
             case Stored.GONE if page.why:
                 counts.failed += 1
                 self.given_up = page.why

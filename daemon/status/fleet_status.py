@@ -35,7 +35,7 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
         present: Pages that the fleet had already.
         gone: Pages that left memory before they could be written.
         dropped: Pages that were not written because the queue was full.
-        failed: Pages that could not be written until they left memory.
+        failed: Pages that could not be written until they left memory, or at all.
         given_up: Why the last of these could not be written, "" if there is none.
         waiting: Pages that could not be written and are tried again.
         write_trouble: Why they wait, "" if none does.

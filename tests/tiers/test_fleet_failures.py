@@ -15,7 +15,7 @@ from eventually import PATIENCE_S, eventually
 from faulty_store import DictStore, FaultyStore
 from fleet_pages import OpenedFleet, names_of, read_from
 from pagetier.shm.page_rows import PAGES_TO_FIND, PageToFind
-from pagetier.tiers.base import SKIPPED, Incoming, ReadOutcome, TierError
+from pagetier.tiers.base import SKIPPED, TOO_LARGE, Incoming, ReadOutcome, ReadResult, TierError
 from pagetier.tiers.fleet import open_fleet
 from pagetier.tiers.fleet.store_calls import LATE_READ_S, MOST_CALLS, StoreCalls
 from pagetier.tiers.fleet.trial import TrialOptions, try_store
@@ -331,13 +331,17 @@ def test_a_worker_ends_when_its_store_has_been_silent_for_long(opened: OpenedFle
     assert len(ends) == 1 and 10.0 < ends[0] - began <= 10.0 + _WATCH_S, "docs/fleet.md says 10 s"
 
 
-def test_a_page_larger_than_all_buffers_is_refused_at_once(opened: OpenedFleet, clock: VirtualClock) -> None:
+def test_a_page_larger_than_all_buffers_is_refused_at_once_and_no_failure_of_the_store(
+    opened: OpenedFleet, clock: VirtualClock
+) -> None:
     page, began = outgoing(9, 2 << 20), clock.now
-    written = opened.fleet.write([], [page])
+    assert opened.fleet.state().note == ""
+    written = opened.fleet.write([], [page, outgoing(8, 4096)])
     result, _ = read_from(opened.fleet, page)
     assert clock.now == began
-    assert written.reasons == ("no bounce buffer for a page of 2097152 bytes: larger than all of them",)
-    assert result.outcome is ReadOutcome.FAILED
+    assert written.reasons == (TOO_LARGE, "") and written.stored == (False, True)
+    assert result == ReadResult(ReadOutcome.ABSENT)
+    assert opened.fleet.state().note == "pages are larger than buffers in remote.url: raise it"
 
 
 def test_a_read_without_a_buffer_fails_in_time(opened: OpenedFleet, clock: VirtualClock) -> None:

@@ -50,13 +50,15 @@ class ObjectCalls:
         """Returns when a call that begins now is given up."""
         return Deadline(self.calls.timeout_s)
 
+    def fits(self, size: int) -> bool:
+        """Returns whether the object of a page of this size fits into the bounce buffers."""
+        return HEADER_BYTES + size <= self._buffers.nbytes
+
     def buffer(self, size: int, deadline: Deadline) -> BounceBuffer:
         """Returns a bounce buffer for the object of a page of this size. Raises LateError."""
-        nbytes = HEADER_BYTES + size
-        buffer = self._buffers.lend(nbytes, deadline.left)
+        buffer = self._buffers.lend(HEADER_BYTES + size, deadline.left)
         if buffer is None:
-            why = "all bounce buffers are in use" if nbytes <= self._buffers.nbytes else "larger than all of them"
-            raise LateError(f"no bounce buffer for a page of {size} bytes: {why}")
+            raise LateError(f"no bounce buffer for a page of {size} bytes: all bounce buffers are in use")
         return buffer
 
     def get(

@@ -12,6 +12,7 @@ from pagetier.shm.page_rows import PAGES_TO_FIND
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import (
     SKIPPED,
+    TOO_LARGE,
     FleetState,
     Incoming,
     Outgoing,
@@ -60,6 +61,7 @@ class ObjectFleet:
         self._writer = ObjectWriter(self._objects, packer, self._reads)
         self._lock = threading.Lock()
         self._present = 0
+        self._has_too_large = False
 
     def locate(self, names: Sequence[PageName]) -> array[int]:
         """Returns the sizes of the pages. Raises TierError."""
@@ -91,6 +93,7 @@ class ObjectFleet:
     def write(self, drops: Sequence[bytes], pages: Sequence[Outgoing]) -> Written:
         """Stores the pages that are not there, a few at once. After a failure of the store the others are not tried."""
         done, failed = self._writer.write(pages) if pages else ({}, {})
+        self._has_too_large = self._has_too_large or TOO_LARGE in failed.values()
         present = frozenset(number for number, nbytes in done.items() if not nbytes)
         with self._lock:
             self._present += len(present)
@@ -106,6 +109,9 @@ class ObjectFleet:
 
         Waiting for a buffer, the call and its repetition take no longer together than one call may.
         """
+        if not self._objects.fits(page.size):  # that is no failure of the store, from which other pages can be read
+            self._has_too_large = True
+            return ReadResult(ReadOutcome.ABSENT)
         name, deadline = PageName(page.space, page.key), self._objects.deadline()
         try:
             with self._reads.reading():
@@ -132,7 +138,7 @@ class ObjectFleet:
             damaged=self._judge.damaged,
             foreign=self._judge.foreign,
             present=self._present,
-            note=self._judge.note,
+            note=self._judge.note or (TOO_LARGE if self._has_too_large else ""),
         )
 
     def silent_s(self) -> float:

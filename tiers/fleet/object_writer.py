@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from pagetier.shm.failpoints import point
-from pagetier.tiers.base import Outgoing, PageName, ReadOutcome, TierError
+from pagetier.tiers.base import TOO_LARGE, Outgoing, PageName, ReadOutcome, TierError
 from pagetier.tiers.fleet.object_calls import ObjectCalls
 from pagetier.tiers.fleet.object_lengths import PageSizes
 from pagetier.tiers.fleet.object_store import ABSENT
@@ -36,13 +36,14 @@ class ObjectWriter:
             absent = batch.absent()
         except TierError as error:
             return {}, dict.fromkeys(range(len(pages)), str(error))
-        # 2. Put the absent ones. After a failure the others are not tried: each of them could wait for its timeout.
-        self._put_all(absent, batch)
+        # 2. Put the absent ones that can be. After a failure the others are not tried: each could wait for its timeout.
+        too_large = [number for number in absent if not self._objects.fits(pages[number].size)]
+        self._put_all([number for number in absent if number not in too_large], batch)
         # 3. Look at objects that were there but may be torn. Only a host that has the page can replace them, and
         # nothing waits for a write, so that is done here and not by reads.
         if not batch.failed and (broken := batch.broken()):
             self._put_all(broken, batch)
-        return batch.done, batch.failed
+        return batch.done, batch.failed | dict.fromkeys(too_large, TOO_LARGE)
 
     def _put_all(self, absent: Sequence[int], batch: _Batch) -> None:
         """Puts pages and notes which are stored and which failed. After the first failure no other put begins."""

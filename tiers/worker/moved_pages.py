@@ -12,13 +12,13 @@ import msgspec
 from pagetier.shm.failpoints import point
 from pagetier.shm.page_rows import PAGE_KEYS, PAGES_TO_READ, PAGES_TO_WRITE, PageToRead, PageToWrite
 from pagetier.shm.protocol import Space
-from pagetier.tiers.base import NO_ROOM, SKIPPED, Incoming, Outgoing, ReadOutcome, ReadResult, Written
+from pagetier.tiers.base import NO_ROOM, SKIPPED, TOO_LARGE, Incoming, Outgoing, ReadOutcome, ReadResult, Written
 from pagetier.tiers.worker.arena import WorkerArena
 from pagetier.tiers.worker_protocol import HasRead, Read, Stored, Write, Wrote
 
 Writer: TypeAlias = Callable[[Sequence[bytes], Sequence[Outgoing]], Written]
 Reader: TypeAlias = Callable[[Incoming], ReadResult]
-_WHY_NOT: Final = {NO_ROOM: Stored.NO_ROOM, SKIPPED: Stored.SKIPPED}
+_WHY_NOT: Final = {NO_ROOM: Stored.NO_ROOM, TOO_LARGE: Stored.NO_ROOM, SKIPPED: Stored.SKIPPED}
 _TASK_BYTES: Final = 4 << 20
 _TASK_PAGES: Final = 64
 _SHARED_BYTES: Final = 64 << 10  # less is not worth another thread and another report

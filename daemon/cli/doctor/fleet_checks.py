@@ -112,7 +112,7 @@ def _standing(status: FleetStatus) -> Iterator[Result]:
     if status.write_trouble:
         yield warning("fleet writes", f"{counted(status.waiting, 'page')} cannot be written: {status.write_trouble}")
     if status.failed:
-        yield warning("fleet writes", f"{counted(status.failed, 'page')} left memory unwritten: {status.given_up}")
+        yield warning("fleet writes", f"{counted(status.failed, 'page')} given up unwritten: {status.given_up}")
     if status.damaged:
         yield warning("fleet pages", f"{counted(status.damaged, 'object')} had wrong bytes: the store may be failing")
     if status.note:

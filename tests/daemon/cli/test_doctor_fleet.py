@@ -137,7 +137,7 @@ class KeepsAll(DictStore):
         ({"standing": "down", "trouble": "no answer"}, Level.PROBLEM, "down: no answer"),
         ({"breaker_open": True, "trouble": "late"}, Level.WARNING, "since it does not answer: late"),
         ({"waiting": 1, "write_trouble": "full"}, Level.WARNING, "1 page cannot be written: full"),
-        ({"failed": 2, "given_up": "full"}, Level.WARNING, "2 pages left memory unwritten: full"),
+        ({"failed": 2, "given_up": "full"}, Level.WARNING, "2 pages given up unwritten: full"),
         ({"damaged": 2}, Level.WARNING, "2 objects had wrong bytes"),
         ({"foreign": 1, "note": "compare remote.key_file"}, Level.WARNING, "compare remote.key_file"),
     ],

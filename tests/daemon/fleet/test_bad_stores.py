@@ -12,7 +12,7 @@ import pytest
 
 from eventually import eventually
 from fleet_host import PATIENT, FleetHost, keys_of, pages_of
-from pagetier.tiers.base import TierError
+from pagetier.tiers.base import TOO_LARGE, TierError
 from pagetier.tiers.fleet.check_host import check_folder
 from small_file_systems import small_file_system
 
@@ -115,12 +115,27 @@ def test_pages_that_leave_memory_unwritten_are_named(stack: ExitStack, tmp_path:
     host.daemon.drop_all_pages()
     assert eventually(lambda: host.report.failed == 3, 60.0), host.report
     line, *_ = eventually(lambda: host.daemon.lines("event=fleet_given_up"))
-    assert " pages have left memory and are not in the fleet: the store failed: OSError: [Errno 28]" in line
+    assert " pages were given up and are not in the fleet: the store failed: OSError: [Errno 28]" in line
     text = " ".join(host.daemon.pagetier("stats").stdout.split())
     assert "3 pages given up (the store failed: OSError: [Errno 28]" in text, text
     (tmp_path / "unwritable").unlink()
     host.client.store(keys_of("lost", 5), pages_of(5, SIZE))
     assert eventually(lambda: host.report.written == 5, 60.0), "the next host that computes them fills the hole"
+
+
+def test_pages_that_are_larger_than_the_buffers_keep_no_others_from_the_fleet(stack: ExitStack, tmp_path: Path) -> None:
+    size = 1_500_000
+    large = FleetHost(f"file://{tmp_path}", stack, *PATIENT, "--arena-size", "64MiB")
+    large.share("theirs", pages_of(3, size))
+    host = FleetHost(f"file://{tmp_path}?buffers=1MiB", stack, *PATIENT, "--arena-size", "64MiB")
+    assert host.client.store(keys_of("own", 3), pages_of(3, size)).stored == 3
+    share_each(host, "small")
+    assert [host.load("theirs", 3, size).pages for _ in range(4)] == [0] * 4
+    assert host.load("small", 1, SIZE).pages == 1
+    report = host.fresh_report()
+    assert (report.failed, report.given_up, report.waiting, report.openings) == (3, TOO_LARGE, 0, 0)
+    assert eventually(lambda: bool(host.daemon.lines("event=fleet_note"))), host.report
+    assert_one_line(host, TOO_LARGE, "fleet_note")
 
 
 def test_a_store_that_lists_but_does_not_serve_closes_the_fleet(stack: ExitStack, tmp_path: Path) -> None:

@@ -191,13 +191,14 @@ async def test_a_worker_that_loses_a_command_is_replaced(segments: Segments, mon
     assert set(fleet.replaced) == {"did not answer a command for 1 page within 22 s"}
 
 
-async def test_pages_that_have_left_memory_do_not_say_that_the_fleet_takes_pages(
-    segments: Segments, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("untried", [Stored.GONE, Stored.NO_ROOM])
+async def test_pages_that_are_not_tried_do_not_say_that_the_fleet_takes_pages(
+    segments: Segments, monkeypatch: pytest.MonkeyPatch, untried: Stored
 ) -> None:
     fleet = Fleet(segments, monkeypatch)
     fleet.tier.hear(FleetOpened(STATE))
     fleet.note_stored()
-    for stored, why in (*[(Stored.FAILED, "full")] * FAILURES, (Stored.GONE, "")):
+    for stored, why in (*[(Stored.FAILED, "full")] * FAILURES, (untried, "")):
         before = len(fleet.writes)
         while len(fleet.writes) == before:
             await fleet.lives(TURN_S)
@@ -251,6 +252,6 @@ async def test_pages_that_are_given_up_are_counted_in_one_line_a_minute(caplog: 
     await loop_clock.pause(MINUTE_S)
     health.report_given_up(5, "full")
     assert [record.getMessage().partition(" and")[0] for record in caplog.records] == [
-        "3 pages have left memory",
-        "2 pages have left memory",
+        "3 pages were given up",
+        "2 pages were given up",
     ]

@@ -11,6 +11,7 @@ from pagetier.daemon.fleet.write_through import WriteThrough
 from pagetier.shm._core import ReserveOutcome, page_requests
 from pagetier.shm.page_rows import PAGES_TO_WRITE, PageToWrite
 from pagetier.shm.protocol import ProtocolError, Reserve, Reserved, Space
+from pagetier.tiers.base import TOO_LARGE
 from pagetier.tiers.worker_protocol import Command, Stored, Write, Wrote
 from virtual_time_loop import OwnTimeLoop
 
@@ -200,6 +201,14 @@ def test_a_page_that_leaves_memory_after_a_failure_is_given_up_by_name(queue: Qu
     assert queue.after(1.0) == ["a"] and queue.answer(Stored.GONE, why="") == ""
     assert (queue.writes.counts.failed, queue.writes.given_up, queue.writes.trouble) == (1, "broken", "")
     assert queue.after(100.0) == [] and queue.writes.counts.gone == 0
+
+
+def test_a_page_that_is_too_large_is_given_up_at_once(queue: Queue) -> None:
+    queue.store("ab")
+    queue.after(1.0)
+    assert queue.answer(Stored.NO_ROOM, Stored.DONE, why="") == ""
+    assert (queue.writes.counts.failed, queue.writes.given_up, queue.writes.counts.written) == (1, TOO_LARGE, 1)
+    assert queue.after(100.0) == [] and queue.writes.queued_bytes == 0
 
 
 def test_what_was_not_tried_or_failed_goes_before_what_came_later(queue: Queue) -> None:
