@@ -21,7 +21,7 @@ REMEDIES: Final = {
     "disk_unwritten": "Engines compute these pages again. Check the disk before the next stop.",
     "fleet_down": _DOCTOR,
     "fleet_given_up": _DOCTOR,
-    "fleet_note": "Compare remote.key_file on all hosts, or choose another prefix in remote.url.",
+    "fleet_note": "Compare remote.key_file on all hosts, or change prefix or buffers in remote.url, as it says.",
     "fleet_trouble": _DOCTOR,
     "fleet_write_trouble": _DOCTOR,
     "frame_size": "Stop the daemon; start it once with that size and --fresh: memory and the disk tier are emptied.",
