@@ -22,7 +22,8 @@ from pagetier.shm.segment_files import observe_and_close
 from pagetier.shm.socket_path import closed_folder, default_socket
 from pagetier.shm.units import parse_duration
 
-_GREETING_S = 5.0
+GREETING_S = 5.0
+_HTTP_S = 1.0  # for the HTTP process, which answers at once even if the daemon hangs
 # HTTP answers it with an error, and to the control socket it is the beginning of a message that never comes: a daemon
 # that is only slow logs nothing.
 _NOT_HTTP = b"\r\n\0\0\r\n\r\n"
@@ -103,12 +104,13 @@ class Daemon:
 
 
 @contextmanager
-def daemon_at(path: Path, needs: Rights = Rights.WATCH) -> Iterator[Daemon]:
+def daemon_at(path: Path, needs: Rights = Rights.WATCH, patience: float | None = None) -> Iterator[Daemon]:
     """Yields the daemon that listens at a path.
 
     Args:
         path: The path of its control socket.
         needs: The right that the command needs: if the socket is closed to this user, the error says what grants it.
+        patience: The seconds for the daemon's greeting; None for GREETING_S.
 
     Yields:
         The daemon.
@@ -116,22 +118,22 @@ def daemon_at(path: Path, needs: Rights = Rights.WATCH) -> Iterator[Daemon]:
     Raises:
         Unreachable: No daemon answers.
     """
-    link, observer, extras = _connect(path, needs)
+    link, observer, extras = _connect(path, needs, GREETING_S if patience is None else patience)
     try:
         yield Daemon(path, link, observer, extras)
     finally:
         link.close()
 
 
-def _connect(path: Path, needs: Rights) -> tuple[Link, Observer, tuple[str, ...]]:
+def _connect(path: Path, needs: Rights, patience: float) -> tuple[Link, Observer, tuple[str, ...]]:
     try:
-        link = Link(path, _GREETING_S)
+        link = Link(path, patience)
     except RefusedError as error:
         raise Unreachable(str(error)) from error
     except LinkError as error:
         raise Unreachable(_why_none(path, error, needs)) from error
     try:
-        greeting = link.greet(Observe(BUILD), _GREETING_S)
+        greeting = link.greet(Observe(BUILD), patience)
         return link, observe_and_close(greeting.descriptors), greeting.welcome.extras
     except (LinkError, ShmError, OSError) as error:
         link.close()
@@ -146,7 +148,7 @@ def _connect(path: Path, needs: Rights) -> tuple[Link, Observer, tuple[str, ...]
 def _speaks_http(path: Path) -> bool:
     """Returns whether HTTP is answered at a path, where no greeting was."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, suppress(OSError):
-        probe.settimeout(_GREETING_S)
+        probe.settimeout(_HTTP_S)
         probe.connect(os.fspath(path))
         probe.sendall(_NOT_HTTP)
         return probe.recv(5) == b"HTTP/"

@@ -8,7 +8,7 @@ from typing import Final
 import click
 import msgspec
 
-from pagetier.daemon.cli.daemon_connection import Unreachable, daemon_at, duration_option, socket_option
+from pagetier.daemon.cli.daemon_connection import GREETING_S, Unreachable, daemon_at, duration_option, socket_option
 from pagetier.daemon.stats.frame_advice import compression_text
 from pagetier.daemon.stats.snapshot import PageTier, Snapshot, Tiers
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
@@ -19,6 +19,7 @@ from pagetier.shm import clock
 from pagetier.shm.units import counted, format_size
 
 _PAUSE_S: Final = 0.1
+_LEAST_S: Final = 1.0  # that a daemon on a busy host needs to answer: what is left of the time may be less
 
 
 @click.command()
@@ -35,7 +36,7 @@ def stats(socket: Path, wait: float | None, *, as_json: bool, short: bool) -> No
     """
     _check_form(as_json=as_json, short=short)
     if wait is not None:
-        _wait(socket, clock.Deadline(wait))
+        _wait(socket, wait)
     with daemon_at(socket) as daemon:
         snapshot = take_snapshot(daemon.observer)
     if as_json:
@@ -52,17 +53,18 @@ def _check_form(*, as_json: bool, short: bool) -> None:
         raise click.UsageError("--json and --short exclude each other")
 
 
-def _wait(socket: Path, deadline: clock.Deadline) -> None:
-    while why := _why_not(socket):
+def _wait(socket: Path, seconds: float) -> None:
+    deadline = clock.Deadline(seconds)
+    while why := _why_not(socket, min(GREETING_S, max(_LEAST_S, deadline.left)) if seconds else GREETING_S):
         if deadline.is_over:
             raise Unreachable(why)
         clock.sleep(min(_PAUSE_S, deadline.left))
 
 
-def _why_not(socket: Path) -> str:
+def _why_not(socket: Path, patience: float) -> str:
     """Returns why engines cannot attach; "" if they can."""
     try:
-        with daemon_at(socket) as daemon:
+        with daemon_at(socket, patience=patience) as daemon:
             found = take_snapshot(daemon.observer).daemon
     except Unreachable as error:
         return error.message

@@ -121,7 +121,8 @@ def test_without_a_daemon_a_command_prints_one_line_and_ends_with_code_3(
 
 
 def test_a_stopped_daemon_is_told_from_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon_connection, "_GREETING_S", 0.1)
+    monkeypatch.setattr(daemon_connection, "GREETING_S", 0.1)
+    monkeypatch.setattr(daemon_connection, "_HTTP_S", 0.1)
     with RunningDaemon() as daemon:
         os.kill(daemon.pid, signal.SIGSTOP)
         try:

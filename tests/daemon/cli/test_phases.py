@@ -7,16 +7,18 @@ import os
 import signal
 import threading
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import pytest
 from click.testing import CliRunner, Result
 
 from disk_daemon import FRAME, DiskDaemon
 from eventually import eventually
-from pagetier.daemon.cli import main
+from pagetier.daemon.cli import main, stats
+from pagetier.daemon.cli.daemon_connection import Unreachable
 from pagetier.shm.exit_codes import Exit
 from running_daemon import RunningDaemon, namespace
+from virtual_clock import VirtualClock
 
 ARENA = "256MiB"
 _WAITS = """
@@ -81,6 +83,25 @@ def test_wait_says_why_engines_cannot_attach(tmp_path: Path) -> None:
     assert "no daemon" in done.output
     wrong = pagetier("stats", tmp_path / "none.sock", "--wait", "soon")
     assert wrong.exit_code == Exit.USAGE and "soon" in wrong.output
+
+
+@pytest.mark.parametrize(("seconds", "asked"), [(0, [5.0]), (2, [2.0]), (8, [5.0, 2.9])])
+def test_a_daemon_that_hangs_is_waited_for_no_longer_than_the_time(
+    seconds: float, asked: list[float], virtual_clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Except by 0s, which asks once."""
+    patience = list[float]()
+
+    def hangs(socket: Path, *, patience_s: float) -> NoReturn:
+        patience.append(round(patience_s, 6))
+        virtual_clock.passes(patience_s)
+        raise Unreachable("the daemon does not answer")
+
+    monkeypatch.setattr(stats, "daemon_at", lambda socket, patience=5.0: hangs(socket, patience_s=patience))
+    began = virtual_clock.now
+    done = pagetier("stats", tmp_path / "socket", "--wait", f"{seconds}s")
+    assert (done.exit_code, patience) == (Exit.UNREACHABLE, asked)
+    assert virtual_clock.now - began <= (seconds or 5) + 0.001
 
 
 def test_a_stop_shows_what_is_left_to_write() -> None:
