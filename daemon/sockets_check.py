@@ -13,7 +13,7 @@ from typing import Final
 
 from pagetier.daemon.config.address import Address
 from pagetier.daemon.config.schema import AccessOptions, Config
-from pagetier.daemon.host.listening_socket import SocketError, another, check_folder, why_closed
+from pagetier.daemon.host.listening_socket import SocketError, another, check_folder, check_group, why_closed
 from pagetier.daemon.http.listening_sockets import open_address
 from pagetier.daemon.running_daemon import has_port
 from pagetier.daemon.segments_check import FoundDaemon
@@ -31,6 +31,7 @@ def check_control_socket(config: Config, daemon: FoundDaemon | None) -> None:
         SocketError: What the start would raise.
     """
     _check_path(config.socket, "socket", daemon)
+    check_group(config.socket, config.access.socket_group)
 
 
 def http_addresses(config: Config) -> Iterator[tuple[str, Address]]:

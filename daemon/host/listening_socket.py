@@ -128,10 +128,12 @@ def _give(path: Path, bound: str, group: tuple[int, ...]) -> None:
             os.chown(bound, -1, number)
         except OSError as error:
             path.unlink()
-            why = f"cannot set the group of {path} to {number} ({error.strerror})"
-            raise SocketError(
-                f"{why}: use one of the daemon's own groups, or set another access.socket_group"
-            ) from error
+            raise SocketError(_why_no_group(path, number, error)) from error
+
+
+def _why_no_group(path: Path, number: int, error: OSError) -> str:
+    why = f"cannot set the group of {path} to {number} ({error.strerror})"
+    return f"{why}: use one of the daemon's own groups, or set another access.socket_group"
 
 
 def _remove(path: Path, file: tuple[int, int] | None) -> None:
@@ -161,10 +163,14 @@ def _make_folder(folder: Path, setting: str) -> None:
     """Creates the folder of the socket. If it is in /tmp, another user could have created it before."""
     try:
         make_folders(folder)
-        flaw = folder_flaw(folder) if folder.name == f"pagetier-{os.geteuid()}" else ""
+        _require_trusted(folder, setting)
     except OSError as error:
         raise SocketError(_why_no_folder(folder, setting, error)) from error
-    if flaw:
+
+
+def _require_trusted(folder: Path, setting: str) -> None:
+    """Raises SocketError if another user may have made the folder of a default socket or can write to it; OSError."""
+    if folder.name == f"pagetier-{os.geteuid()}" and (flaw := folder_flaw(folder)):
         raise SocketError(f"{flaw}, or {another(setting)}")
 
 
@@ -186,6 +192,16 @@ def check_folder(path: Path, setting: str) -> None:
         raise SocketError(_why_no_folder(folder, setting, denied))
     if closed:
         raise SocketError(_why_unusable(path, setting, denied))
+    if there == folder:
+        _require_trusted(folder, setting)
+
+
+def check_group(path: Path, group: tuple[int, ...]) -> None:
+    """Checks that this user may give a socket to a group, as root may to each. Raises what open_socket() would."""
+    own, denied = {os.getegid(), *os.getgroups()}, PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+    for number in group if os.geteuid() else ():
+        if number not in own:
+            raise SocketError(_why_no_group(path, number, denied))
 
 
 def _why_no_folder(folder: Path, setting: str, error: OSError) -> str:

@@ -200,6 +200,26 @@ def test_a_socket_that_a_killed_daemon_of_root_has_left_is_not_said_to_be_listen
 
 
 @as_root
+@pytest.mark.parametrize(
+    ("folder", "group", "words"),
+    [("pagetier-65534", "65534", "others may write to "), ("any", "0", "use one of the daemon's own groups")],
+    ids=["folder", "group"],
+)
+def test_an_untrusted_folder_and_a_foreign_group_fail_as_at_the_start(
+    folder: str, group: str, words: str, name: str
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="pagetier-test-") as place:
+        Path(place).chmod(0o777)
+        (Path(place) / folder).mkdir()
+        (Path(place) / folder).chmod(0o777)
+        os.chown(Path(place) / folder, 65534, 65534)
+        given = sets(f"name={name}", "arena.size=8MiB", f"socket={place}/{folder}/s", f"access.socket_group={group}")
+        checked, started = (pagetierd(*given, *more, code=CHECK_AS_NOBODY) for more in (("--check",), ()))
+    assert (checked.code, started.code) == (Exit.REFUSED, Exit.REFUSED), checked.text + started.text
+    assert checked.reported == started.reported and words in started.reported
+
+
+@as_root
 def test_a_disk_folder_that_this_user_may_not_write_to_is_a_warning_with_the_command(name: str) -> None:
     with tempfile.TemporaryDirectory(prefix="pagetier-test-") as place:
         Path(place).chmod(0o777)
