@@ -18,7 +18,7 @@ _KERNELS = ("attention_backend", "linear_attn_backend", "mamba_backend")
 _ROPE = ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq", "partial_rotary_factor")
 _SETTINGS = (
     *("load_format", "model_loader_extra_config", "speculative_draft_load_format", "kt_weight_path", "kt_method"),
-    *("modelopt_quant", "modelopt_checkpoint_restore_path"),
+    *("modelopt_quant", "modelopt_checkpoint_restore_path", "dllm_algorithm"),
     *("enable_precise_embedding_interpolation", "enable_decoder_swa_bounded_replay"),
 )
 _USUAL = {"load_format": "auto", "model_loader_extra_config": "{}", "kt_method": "AMXINT4"}
