@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from array import array
 from pathlib import Path
 
@@ -30,6 +32,21 @@ class TestFolder(StoreConformance):
         opened.store_all(*outgoings(range(3)))
         folder = Path(opened.options.url.removeprefix("file://"))
         assert not list((folder / ".unfinished").iterdir())
+
+    @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+    def test_a_file_system_without_hard_links_is_named(
+        self, opened: OpenedFleet, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        """link(2): EPERM if the file system does not support hard links."""
+
+        def link(*places: object, **folders: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "link", link)
+        (reason,) = opened.fleet.write([], [outgoing(1)]).reasons
+        folder = opened.options.url.removeprefix("file://")
+        assert reason == f"the file system of {folder} has no hard links: use another one, or another store"
+        assert not list((Path(folder) / ".unfinished").iterdir())
 
 
 class TestPython(StoreConformance):

@@ -30,6 +30,7 @@ _OWN_NAME: Final = re.compile(r"[0-9a-f]{32}")  # of a file in it
 _ABANDONED_S: Final = 3600.0
 _MOST_LISTED: Final = 10_000
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # a missing right is EACCES
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_FILE: Final = (errno.ELOOP, errno.ENXIO)  # a link, a socket
 
@@ -108,6 +109,11 @@ class FolderObjectStore:
                     os.link(unfinished, last, **places, follow_symlinks=False)
                 except FileExistsError:
                     return False
+                except OSError as error:
+                    if error.errno not in _NO_LINKS:
+                        raise
+                    why = f"the file system of {self._folder} has no hard links: use another one, or another store"
+                    raise TierError(why) from error
         return True
 
     @contextlib.contextmanager
