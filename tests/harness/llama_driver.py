@@ -38,6 +38,17 @@ class ModelParams(ctypes.Structure):
     )
 
 
+class KvOverride(ctypes.Structure):
+    """llama_model_kv_override of an integer."""
+
+    _fields_ = (
+        ("tag", ctypes.c_int32),
+        ("key", ctypes.c_char * 128),
+        ("value", ctypes.c_int64),
+        ("rest", ctypes.c_char * 120),
+    )
+
+
 class ContextParams(ctypes.Structure):
     """llama_context_params."""
 
@@ -117,12 +128,20 @@ def libllama() -> ctypes.CDLL:
 
 
 class Model:
-    """The weights of a GGUF file, in host memory."""
+    """The weights of a GGUF file, in host memory.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: The file.
+        **overrides: Integers that replace those of the file, with "__" for each point of their names.
+    """
+
+    def __init__(self, path: Path, **overrides: int) -> None:
         self.path, self.lib = path, libllama()
         params = self.lib.llama_model_default_params()
         params.n_gpu_layers = 0
+        given = [KvOverride(0, name.replace("__", ".").encode(), value) for name, value in overrides.items()]
+        ended = (KvOverride * (len(given) + 1))(*given)
+        params.kv_overrides = ctypes.addressof(ended)
         self.pointer = self.lib.llama_model_load_from_file(str(path).encode(), params)
         assert self.pointer, f"llama.cpp cannot load {path}"
         self.n_vocab = int(self.lib.llama_vocab_n_tokens(self.lib.llama_model_get_vocab(self.pointer)))

@@ -33,12 +33,13 @@ def page_groups(state: PagedState, files: Sequence[str | os.PathLike[str]], salt
     paths = [Path(file) for file in files]
     digests = FileDigests(user_memory()).digests_of(paths)
     context = state.context
+    window = f" window={context.window}" if context.window else ""  # the probe is shorter than any
     namespace = Namespace(
         model=f"gguf {' '.join(digests)}",
         title=paths[0].stem,
         dtype="ggml",
         page_tokens=state.page_tokens,
-        layout=f"llama.cpp {context.build} n_ubatch={context.n_ubatch} probe={state.probe()}",
+        layout=f"llama.cpp {context.build} n_ubatch={context.n_ubatch}{window} probe={state.probe()}",
         salt=salt,
     )
     groups = _groups_of(state, state.page_tokens)

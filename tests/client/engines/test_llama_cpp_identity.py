@@ -15,7 +15,7 @@ pytest.importorskip("xllamacpp")
 from llama_driver import Model
 from llama_host import LlamaHost, llama_host, prompt_of, uncached
 from pagetier.client import Client
-from random_gguf import write_llama, write_lora
+from random_gguf import WINDOW, write_gemma3, write_llama, write_lora
 
 pytest_plugins = ("llama_model",)
 ARENA = "64MiB"
@@ -62,6 +62,18 @@ def test_a_setting_that_changes_the_state_is_a_miss(model: Model, client: Client
         loaded, logits = host.run(PROMPT)
         assert loaded == 3 * PAGE
         assert np.array_equal(logits, uncached(model, PROMPT, **params))
+
+
+def test_models_with_another_window_share_no_pages(client: Client, tmp_path: Path) -> None:
+    """Two tokens have the same state with every window."""
+    path = write_gemma3(tmp_path / "gemma3.gguf")
+    with Model(path) as model, llama_host(model, client) as host:
+        host.run(PROMPT)
+        assert host.run(PROMPT)[0] == 3 * PAGE
+    with Model(path, gemma3__attention__sliding_window=WINDOW // 2) as model, llama_host(model, client) as host:
+        loaded, logits = host.run(PROMPT)
+        assert loaded == 0
+        assert np.array_equal(logits, uncached(model, PROMPT))
 
 
 @pytest.mark.parametrize("params", [{"n_ctx": 512}, {"n_threads": 2}, {"users": 3}, {"n_batch": 64}], ids=str)
