@@ -141,8 +141,15 @@ def user_cache(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def digest_of_setting(path: str | None) -> str:
-    """Returns the digest of a file that a setting names; "" where it names none. Raises as digests_of() does."""
-    return FileDigests(user_memory()).digests_of([Path(path)])[0] if path else ""
+    """Returns the digest of a small file that a setting names, or says that it cannot be read; "" without a setting.
+
+    An engine may run without the file that its setting names. Nothing is remembered, so that no start waits for another
+    engine, which may be reading its weights.
+    """
+    try:
+        return sha256(Path(path).read_bytes()).hexdigest() if path else ""
+    except OSError:
+        return f"unread {path}"
 
 
 def user_memory(environment: Mapping[str, str] = os.environ) -> Path:

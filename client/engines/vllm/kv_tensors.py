@@ -30,7 +30,9 @@ LayerCache: TypeAlias = Any
 
 _NO_SKIP: Final = np.zeros(0, np.uint8)
 _OWN: Final = "of a rank"  # is part of the kinds of planes whose bytes mean something on their own rank only
-_KV_HEADS: Final = re.compile(r"(kv|key_value)\w*head|head\w*kv|query_group|attention_groups|heads_in_group")
+_KV_HEADS: Final = re.compile(
+    r"(?<!indexer_)(kv|key_value)\w*head|head\w*kv|query_group|attention_groups|heads_in_group"
+)
 
 
 def kv_heads(config: Any, ranks: int) -> int:

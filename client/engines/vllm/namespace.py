@@ -53,6 +53,7 @@ class PageShape(msgspec.Struct, frozen=True):
         formats: The formats of its layers, see formats_of(). Only the workers know the specifications of all layers:
             where they differ, vLLM gives its scheduler that of the first.
         blocks: vLLM's blocks in a page.
+        scales: The digest of the file with the scales of an encoder in FP8 when the engine started; "" without one.
     """
 
     page: PageLayout
@@ -62,6 +63,7 @@ class PageShape(msgspec.Struct, frozen=True):
     formats: tuple[str, ...] = ()
     blocks: int = 1
     number: int = 0
+    scales: str = ""
 
     def of_blocks(self, blocks: int) -> PageShape:
         """Returns the shape of a page of so many blocks; this is that of a page of one block."""
@@ -104,7 +106,7 @@ def _group_settings(config: Any, group: Any, shape: PageShape) -> dict[str, obje
         "state": list(shape.formats),
         "backends": [list(shape.backends), os.environ.get(_SHUFFLED, "")],
         "processor": _processor(config),
-        "multimodal": _multimodal(config.model_config),
+        "multimodal": _multimodal(config.model_config) | ({"scales": shape.scales} if shape.scales else {}),
     }
     divided = shape.context.ranks > 1
     return settings | {"context": list(msgspec.structs.astuple(shape.context))} if divided else settings
@@ -204,8 +206,12 @@ def _multimodal(model: Any) -> dict[str, object]:
     given = {name: getattr(settings, name, None) for name in _MULTIMODAL}
     if given["video_pruning_rate"]:
         given["video_pruning_method"] = getattr(settings, "video_pruning_method", None)
-    scales = digest_of_setting(getattr(settings, "mm_encoder_fp8_scale_path", None))
-    return given | ({"mm_encoder_fp8_scales": scales} if scales else {})
+    return given
+
+
+def scales_of(model: Any) -> str:
+    """Returns the digest of the file with the scales of an encoder in FP8; "" without one. See digest_of_setting()."""
+    return digest_of_setting(getattr(getattr(model, "multimodal_config", None), "mm_encoder_fp8_scale_path", None))
 
 
 def _processor(config: Any) -> list[str]:

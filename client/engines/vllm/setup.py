@@ -26,7 +26,7 @@ from pagetier.client.engines.vllm.gpu_pages import gpu_pages_of
 from pagetier.client.engines.vllm.group_kinds import cached_groups, has_every_state
 from pagetier.client.engines.vllm.kv_tensors import LayerCache, kv_heads, paged_cache
 from pagetier.client.engines.vllm.lora import LoraAdapters
-from pagetier.client.engines.vllm.namespace import PageShape, backends_of, formats_of, namespace_of
+from pagetier.client.engines.vllm.namespace import PageShape, backends_of, formats_of, namespace_of, scales_of
 from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler
 from pagetier.client.engines.vllm.rank_share import check_prefill, kind_in, share_of
@@ -261,9 +261,9 @@ def _kv_cache_events(
 
 
 def _shape(config: Any, number: int, group: Any, cache: PagedCache) -> PageShape:
-    context = share_of(config.parallel_config).context
-    layers, formats = tuple(group.layer_names), formats_of(group.kv_cache_spec)
-    return PageShape(cache.page, backends_of(config, group), layers, context, formats, number=number)
+    context, backends = share_of(config.parallel_config).context, backends_of(config, group)
+    layers, formats, scales = tuple(group.layer_names), formats_of(group.kv_cache_spec), scales_of(config.model_config)
+    return PageShape(cache.page, backends, layers, context, formats, number=number, scales=scales)
 
 
 def _client(settings: ConnectorSettings, on_link: Callable[[LinkEvent], None]) -> Client:

@@ -144,12 +144,11 @@ def test_the_type_of_computing_is_a_part_of_the_name_of_quantised_pages() -> Non
     assert stored[0] != stored[1]
 
 
-def test_the_scales_of_a_cache_are_those_of_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_the_scales_of_a_cache_are_those_of_their_file(tmp_path: Path) -> None:
     names = [""]
     for name, content in (("one", b"1"), ("copy", b"1"), ("other", b"2")):
         (tmp_path / name).write_bytes(content)
         names.append(digest_of_setting(str(tmp_path / name)))
-    assert digest_of_setting(None) == ""
+    assert digest_of_setting(None) == "" and str(tmp_path) in digest_of_setting(str(tmp_path))  # SGLang starts, too
     digests = [digest(scales=scales) for scales in names]
     assert digests[1] == digests[2] and len(set(digests)) == 3

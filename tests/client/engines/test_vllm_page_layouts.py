@@ -133,6 +133,7 @@ def config_of(heads: int, draft: Any = None, **settings: Any) -> Any:
         {"num_key_value_heads": 4, "num_attention_heads": 64},
         {"num_key_value_heads": None, "linear_num_value_heads": 32, "linear_num_key_heads": 16},
         {"attn_config": {"kv_n_heads": 4}},
+        {"num_key_value_heads": 4, "indexer_kv_heads": 1},  # the indexer's keys are latents
     ],
 )
 def test_ranks_share_a_head_if_all_layers_have_as_many(settings: dict[str, Any]) -> None:

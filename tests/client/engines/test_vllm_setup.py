@@ -21,7 +21,14 @@ from pagetier.client.engines.vllm.draft_model import draft_model_of
 from pagetier.client.engines.vllm.group_kinds import has_every_state, kind_of
 from pagetier.client.engines.vllm.kv_tensors import paged_cache
 from pagetier.client.engines.vllm.lora import private_name
-from pagetier.client.engines.vllm.namespace import PageShape, backends_of, formats_of, namespace_of, with_adapter
+from pagetier.client.engines.vllm.namespace import (
+    PageShape,
+    backends_of,
+    formats_of,
+    namespace_of,
+    scales_of,
+    with_adapter,
+)
 from pagetier.client.engines.vllm.plugin import require_cacheable
 from pagetier.client.engines.vllm.rank_share import ContextShare, check_prefill, kind_in, ranks_of, share_of
 from pagetier.client.engines.vllm.request_state import LoadedTokens
@@ -365,15 +372,16 @@ def test_what_becomes_of_images_changes_the_namespace(setting: dict[str, Any]) -
     assert digest(with_images(**setting)) != digest(with_images())
 
 
-def test_the_scales_of_an_encoder_are_known_by_their_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_scales_of_an_encoder_are_those_of_the_file_when_the_workers_started(tmp_path: Path) -> None:
     """A file of scales that is calibrated again has the same path."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     file = tmp_path / "scales.json"
-    found = {digest(with_images())}
+    config = with_images(mm_encoder_fp8_scale_path=str(file))
+    shapes = [SHAPE, msgspec.structs.replace(SHAPE, scales=scales_of(config.model_config))]
     for scales in ("{}", "[1.5]"):
         file.write_text(scales)
-        found.add(digest(with_images(mm_encoder_fp8_scale_path=str(file))))
-    assert len(found) == 3
+        shapes.append(msgspec.structs.replace(SHAPE, scales=scales_of(config.model_config)))
+    file.unlink()
+    assert len({digest(config, shape=shape) for shape in shapes}) == len(shapes)
 
 
 def test_a_method_of_pruning_that_is_not_used_changes_nothing() -> None:
