@@ -95,11 +95,11 @@ class Daemon:
         try:
             answer = self._link.ask(request, work + _ANSWER_S)
         except LinkError as error:
-            raise _unreachable(self.path, str(error)) from error
+            raise Unreachable(_why_unusable(self.path, str(error))) from error
         if isinstance(answer, Refusal):
             raise Refused(answer.reason)
         if not isinstance(answer, kind):
-            raise _unreachable(self.path, "its response is of another kind")
+            raise Unreachable(_why_unusable(self.path, "its response is of another kind"))
         return answer
 
 
@@ -142,7 +142,9 @@ def _connect(path: Path, needs: Rights, patience: float) -> tuple[Link, Observer
             why = "it is a socket of the HTTP interface (http.listen, metrics.listen); name the control socket (socket)"
             raise Unreachable(f"cannot use the daemon on {path}: {why} with --socket") from error
         remedy = _TO_WATCH if needs is Rights.WATCH else _REMEDIES[needs]
-        raise _unreachable(path, f"{error}; {remedy}" if _NOT_WATCHING in str(error) else str(error)) from error
+        raise Unreachable(
+            _why_unusable(path, f"{error}; {remedy}" if _NOT_WATCHING in str(error) else str(error))
+        ) from error
 
 
 def _speaks_http(path: Path) -> bool:
@@ -170,12 +172,12 @@ def _why_none(path: Path, error: LinkError, needs: Rights) -> str:
     return f"no daemon{ended}; start pagetierd, or name its socket with --socket"
 
 
-def _unreachable(path: Path, why: str) -> Unreachable:
-    """Returns the error for a daemon that is there."""
+def _why_unusable(path: Path, why: str) -> str:
+    """Returns why a daemon that is there cannot be used."""
     advice = (
         "; it may be stopped (SIGSTOP) or overloaded: see its process and its log" if "does not answer" in why else ""
     )
-    return Unreachable(f"cannot use the daemon on {path}: {why}{advice}")
+    return f"cannot use the daemon on {path}: {why}{advice}"
 
 
 def socket_option(command: _Command) -> _Command:
